@@ -121,7 +121,7 @@ def test_members_that_printed_commands_have_trained_are_reported_and_those_with_
     for more in ([], ["--print"], ["--accept-change"]):
         code, text, err = command("sweep", "tiny", *asked, "--out", tmp_path / "b", *more)
         assert code == exit_codes.OTHER_RUN and not text
-        assert f"{first.name} began with other settings:\n  GRPO.clip_low: 0.1, now 0.2\n  Run.seed: 7, now 0\n" in err
+        assert f"{first.name} has other settings:\n  GRPO.clip_low: 0.1, now 0.2\n  Run.seed: 7, now 0\n" in err
     assert [path.name for path in (tmp_path / "b").iterdir()] == [first.name]
 
     moved = ["Config.task=@Jsonl()", *asked]
@@ -270,7 +270,7 @@ def test_a_gin_file_that_changes_while_a_sweep_runs_starts_no_member_and_a_comme
     # It had changed when the member read it, after the check.
     write_run(tmp_path / "out" / member.name, rows=rewards(0.5), settings=member.settings | {"Online.samples": "4"})
     options = ComparisonOptions(metrics=(), by=(), baseline=None, statistic="mean")
-    with pytest.raises(RefusedIdentity, match=r"0\.003 began with other settings:\n  Online\.samples: 4, now 8\n"):
+    with pytest.raises(RefusedIdentity, match=r"0\.003 has other settings:\n  Online\.samples: 4, now 8\n"):
         report_sweep(sweep, tmp_path / "out", {}, options)
 
 

@@ -43,8 +43,8 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
 
 
 def check_settings(folder: Path, sweep: Sweep) -> None:
-    """Raises RefusedIdentity if a member has begun with other settings: by a command of another sweep, or after the
-    gin file had changed. Data files may have been moved."""
+    """Raises RefusedIdentity if a member that has begun has other settings: a command of another sweep trained it, the
+    gin file had changed when it started, or it was continued to more steps. Data files may have been moved."""
     for member in sweep.members:
         path = folder / member.name / "config.gin"
         if not paths.exists(path):
@@ -55,7 +55,7 @@ def check_settings(folder: Path, sweep: Sweep) -> None:
         if names := [name for name in differing if not is_data_file(name)]:
             lines = [f"{name}: {begun.get(name, 'nothing')}, now {now.get(name, 'nothing')}" for name in names]
             raise RefusedIdentity(
-                f"{folder / member.name} began with other settings:\n  " + "\n  ".join(lines) + "\n"
+                f"{folder / member.name} has other settings:\n  " + "\n  ".join(lines) + "\n"
                 "Move it away to train this member anew, or choose another --out. `jrl compare` compares runs without "
                 "training"
             )

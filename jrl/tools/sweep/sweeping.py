@@ -132,7 +132,7 @@ def report_sweep(
 
     sweep.json records for every member whether it is finished, and its last exit code.
 
-    Raises: RefusedIdentity for a member that began with other settings.
+    Raises: RefusedIdentity for a member with other settings.
     """
     manifest.check_settings(folder, sweep)
     done = [member for member in sweep.members if is_finished(folder, member)]
