@@ -365,7 +365,8 @@ GOALS: dict[str, Goal] = {
         _in("envs/test_jsonl.py", "test_memory_does_not_grow_with_the_file")
         + _in("envs/test_gzipped.py", "test_memory_does_not_grow_with_the_text"),
         _in("verifiers/test_pool.py", "test_two_hundred_thousand_items_leave_memory_and_descriptors_flat"),
-        "There is no watchdog over the host's memory.",
+        "There is no watchdog over the host's memory. tensorstore 0.1.80 to 0.1.86 keeps some hundred bytes for every "
+        "array of every save: about 30 KB a save of configs/tiny.gin.",
     ),
     "E4": Goal(
         "a tracker that fails costs its rows and no step",
