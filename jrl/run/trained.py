@@ -192,10 +192,17 @@ def check_is_model(folder: Path) -> None:
     advice = "give the --run folder of jrl train, or the folder of a published model"
     if not paths.exists(folder):
         raise ValueError(f"{folder} does not exist; {advice}")
-    if not paths.exists(folder / "manifest.json") and not is_published(folder):
-        raise ValueError(
-            f"{folder} is neither a run nor a published model: it holds neither manifest.json nor config.json; {advice}"
-        )
+    if paths.exists(folder / "manifest.json") or is_published(folder):
+        return
+    if paths.exists(folder / "adapter_config.json"):
+        raise ValueError(f"{folder} is a PEFT adapter and no model: Published.path is the folder of its base, "
+                         f"Published.adapter = '{folder}'")  # fmt: skip
+    names = paths.list_dir(folder) if paths.local(folder).is_dir() else []
+    if inside := [name for name in names if paths.exists(folder / name / "manifest.json")]:
+        raise ValueError(f"{folder} is no run; choose one of the {len(inside)} in it, such as {folder / inside[0]}")
+    raise ValueError(
+        f"{folder} is neither a run nor a published model: it holds neither manifest.json nor config.json; {advice}"
+    )
 
 
 def open_published(

@@ -31,7 +31,7 @@ from jrl.run.report.metrics import check_committed, read_metrics
 from jrl.run.report.rollouts import read_every_chunk, snapshot
 from jrl.run.report.summary import read_summary
 from jrl.run.stage_steps import stage_at
-from jrl.run.trained import is_published
+from jrl.run.trained import check_is_model, is_published
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import preflight
@@ -68,17 +68,10 @@ def examine(run: Path | None) -> list[Line]:
 
     Raises: ValueError if `run` is not the folder of a run or a published model.
     """
-    published = run is not None and is_published(run)
-    if run is not None and not paths.exists(run):
-        raise ValueError(f"there is no folder {run}")
-    if run is not None and not published and not paths.exists(run / "manifest.json"):
-        adapter = f". It holds a PEFT adapter: Published.path is the folder of its base, Published.adapter = '{run}'"
-        raise ValueError(
-            f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)"
-            f"{adapter if paths.exists(run / 'adapter_config.json') else ''}"
-        )
+    if run is not None:
+        check_is_model(run)
     lines = [*installation(), disk(run or Path(".")), verifiers()]
-    if published:
+    if run is not None and is_published(run):
         return [*lines, *(Line(*finding) for finding in recognized(run))]
     return [*lines, *(run_lines(run) if run is not None else ())]
 
