@@ -13,6 +13,7 @@ has `problem` and `solution`, with the answer in the last `\\boxed{...}`:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -144,15 +145,22 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
     others = {name: value for name, value in row.items() if name not in column.values()}
     if config.answer_in != "whole" and written is not None:
         others.setdefault("solution", written)  # a column of that name in the file takes precedence
-    name = Path(config.path).name
+    name, task = names_of(config.path)
     return Example(
         id=text("id", f"{name}/{number}"),
         messages=messages,
         answer=answer,
         verifiers=tuple(verifiers) if verifiers else config.verifiers,
-        task=text("task", config.task or Path(name.removesuffix(".gz")).stem),
+        task=text("task", config.task or task),
         info={**others, **(info or {})},
     )
+
+
+@functools.lru_cache(maxsize=64)
+def names_of(path: str) -> tuple[str, str]:
+    """Returns a file's name, and that without its ending: the task of its examples where no other is given."""
+    name = Path(path).name
+    return name, Path(name.removesuffix(".gz")).stem
 
 
 def final_answer(text: str, answer_in: AnswerIn) -> str | None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jrl.config.errors import suggestion
-from jrl.tasks.envs.columns import BadRow, counts_text
+from jrl.tasks.envs.columns import BadRow, counts_text, names_of
 from jrl.tasks.envs.contract import digest_of, in_range
 from jrl.tasks.envs.jsonl import Reader, open_reader
 from jrl.tasks.envs.layouts import LAYOUTS
@@ -145,7 +144,7 @@ class _Opening:
             if count:
                 self.counts[cause] = count
         c = self.config
-        name, verifiers = Path(c.path).name, "/".join(c.verifiers)
+        name, verifiers = names_of(c.path)[0], "/".join(c.verifiers)
         decides = (name, c.layout, c.take, c.rank_by, c.system, c.task, verifiers, c.max_row_bytes)
         return DatasetSource(
             config=c,
@@ -235,7 +234,7 @@ def readable_as(row: dict[str, Any], asked: str | None) -> list[str]:
 
 
 def _example(row: Taken, number: int, which: int | None, config: Dataset) -> Example:
-    name = Path(config.path).name
+    name, task = names_of(config.path)
     prompt = row.prompt
     if config.system and prompt[0].role != "system":
         prompt = (Message("system", config.system), *prompt)
@@ -244,6 +243,6 @@ def _example(row: Taken, number: int, which: int | None, config: Dataset) -> Exa
         messages=prompt,
         answer=row.answer,
         verifiers=config.verifiers,
-        task=config.task or Path(name.removesuffix(".gz")).stem,
+        task=config.task or task,
         info=row.info,
     )
