@@ -468,6 +468,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in repeats):
             item.add_marker("slow")
-        if item.path not in order and "slow" not in item.keywords:
+        if item.path not in order and item.get_closest_marker("slow") is None:
             item.add_marker("fast")
     items.sort(key=lambda item: order.get(item.path, len(LONG)))  # stable: the others keep their order
