@@ -58,7 +58,6 @@ from jrl.tasks.judges import Pairwise
 from jrl.tasks.judges.judge import score_names
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.verifiers.contract import Limits
-from jrl.tasks.verifiers.similarity import Similarity
 
 # rows in a unit -> what they are in jrl's sources; a user's own source may have units of another size
 UNITS = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
@@ -102,7 +101,7 @@ def accuracy_note(config: Config, tables: Tables) -> str | None:
     if not config.scoring.verifiers:
         return None
     first = config.scoring.verifiers[0]
-    if row_of(tables, "verifiers", first).limits.highest > 0:
+    if row_of(tables, "verifiers", first).limits(first).highest > 0:
         return None
     name = type(first).__name__
     return (f"{name}, the first of Scoring.verifiers, says what is correct, and gives no reward above 0: accuracies "
@@ -281,17 +280,13 @@ def not_rewarded(stage: Online, config: Config, strategy: ConfiguredStrategy) ->
 
 def negative_components(stage: Online, config: Config, tables: Tables, strategy: ConfiguredStrategy) -> tuple[str, ...]:
     """Returns the names of a stage's reward components that can lower its reward below 0: those with a weight below 0,
-    and verifiers whose declared range begins below 0; and of options of verifiers. What has no declared range counts as
-    positive otherwise."""
-    ranges, options = {}, []
+    and verifiers whose declared range begins below 0. What has no declared range counts as positive."""
+    ranges = {}
     for name, verifier in zip(component_names(config.scoring), config.scoring.verifiers):
-        limits = row_of(tables, "verifiers", verifier).limits
+        limits = row_of(tables, "verifiers", verifier).limits(verifier)
         ranges[name] = (0.0 if limits.lowest == Limits().lowest else limits.lowest, limits.highest)
-        if isinstance(verifier, Similarity) and verifier.weight * verifier.unparsable < 0:
-            options.append(f"{name}.unparsable")
     weights = component_weights(stage, config, strategy)
-    below = (name for name, weight in weights.items() if min(weight * x for x in ranges.get(name, (0.0, 1.0))) < 0)
-    return (*below, *options)
+    return tuple(name for name, weight in weights.items() if min(weight * x for x in ranges.get(name, (0.0, 1.0))) < 0)
 
 
 def component_weights(stage: Online, config: Config, strategy: ConfiguredStrategy) -> dict[str, float]:

@@ -224,7 +224,7 @@ class Facts(NamedTuple):
     held_out_outcome: bool = False  # the first verifier only watches: Groups.outcome is no part of the reward
     not_rewarded: tuple[str, ...] = ()  # components whose weight in the reward is not above 0: they watch, or punish
     changes_rewards: bool = False  # Shaping changes the reward of a row, after its components are added up
-    negative_rewards: tuple[str, ...] = ()  # components and options that can make the reward of a row negative
+    negative_rewards: tuple[str, ...] = ()  # components and options of Shaping that can make a row's reward negative
     potential: bool = False  # Shaping.potential: the rewards of a completion's tokens are paid back with its last one
 
 

@@ -22,8 +22,7 @@ from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers import Verifier, VerifierSpec, look_up, merge, spec_of
-from jrl.tasks.verifiers.calibration import Calibration
+from jrl.tasks.verifiers import Verifier, VerifierSpec, config_of, look_up, merge, spec_of
 from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
@@ -286,14 +285,15 @@ class Scorer:
         return tuple(range(len(self._config.verifiers)))
 
     def answer_in(self, completion: str, example: Example) -> str:
-        """Returns the answer that an example's first verifier reads in a completion: what its `extract` names, before a
-        stated confidence; the whole completion without such a field, or where there is no single answer. Loads a
-        verifier that was not asked for before, and raises as `rows_for`."""
+        """Returns the answer that an example's first verifier reads in a completion: by its `read_answer`, else what
+        its `extract` names; the whole completion without either, or where there is no single answer. Loads a verifier
+        that was not asked for before, and raises as `rows_for`."""
         verifier = self._rows[self.rows_for(example)[0]]
-        extract, read = verifier.fields.get("extract"), completion
-        if issubclass(self._table[verifier.name].config, Calibration):
-            read = completion.partition(verifier.fields["opening"])[0]
-        answer = extract_answer(read, extract) if extract in get_args(Extract) else None
+        row, extract = self._table[verifier.name], verifier.fields.get("extract")
+        if row.read_answer is not None:
+            answer = row.read_answer(config_of(verifier, row), completion)
+        else:
+            answer = extract_answer(completion, extract) if extract in get_args(Extract) else None
         return completion if answer is None else answer
 
     def row_named(self, name: str, place: str) -> int:

@@ -45,7 +45,7 @@ REGEX = ("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Regex()]", "Reg
             r"Shaping\.constraints",
         ),
         (("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Repetition()]"), "Repetition"),
-        (("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Similarity()]"), r"Similarity\.unparsable"),
+        (("Addition.verifiers=()", "Scoring.verifiers=[@Exact(), @Similarity()]"), "Similarity"),
         ((*REGEX, "Regex.weight=-0.1"), "Regex"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers import calibration, confidence_span, expression_tests, similarity
+from jrl.tasks.verifiers import VERIFIERS, calibration, confidence_span, expression_tests, similarity
 from jrl.tasks.verifiers.calibration import Calibration
 from jrl.tasks.verifiers.confidence_span import ConfidenceSpan
 from jrl.tasks.verifiers.expression_tests import ExpressionTests
@@ -39,6 +39,8 @@ def test_similarity_of_what_cannot_be_compared():
     verdict = similarity.score(Similarity(max_characters=4), "bcdef", example())
     assert (verdict.status, verdict.reward) == (Status.FORBIDDEN, None)
     assert similarity.score(Similarity(), "a", example(answer="")).reward == 0.0
+    ranges = [VERIFIERS["Similarity"].limits(Similarity(unparsable=value))[:2] for value in (-0.5, 0.0, 2.0)]
+    assert ranges == [(-0.5, 1.0), (0.0, 1.0), (0.0, 2.0)]
     told = Similarity(info="feedback")  # 2 * 2 of 2 + 8 characters
     assert similarity.score(told, "12", example(feedback="It is 12")).reward == pytest.approx(0.4)
     with pytest.raises(ValueError, match="'e' has no text 'feedback' in its info; Similarity needs one"):

@@ -39,13 +39,18 @@ def score(config: Calibration, completion: str, example: Example) -> Verdict:
     """
     if example.answer is None:
         raise ValueError(f"example {example.id!r} has no answer; Calibration needs one")
-    answer = extract_answer(completion.partition(config.opening)[0], config.extract)
+    answer = read_answer(config, completion)
     confidence = stated_confidence(config, completion)
     if answer is None or confidence is None:
         expected = f"an answer and {config.opening}a number from 0 to {config.scale:g}{config.closing} at the end"
         return Verdict(Status.UNPARSABLE, UNPARSABLE, f"there is not {expected}")
     correct = answer == example.answer.strip()
     return Verdict(Status.CORRECT if correct else Status.WRONG, calibration(correct, confidence))
+
+
+def read_answer(config: Calibration, completion: str) -> str | None:
+    """Returns the answer before the confidence."""
+    return extract_answer(completion.partition(config.opening)[0], config.extract)
 
 
 def stated_confidence(config: Calibration, completion: str) -> float | None:

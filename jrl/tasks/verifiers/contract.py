@@ -36,7 +36,10 @@ class Verifier:
             or a bool, which counts as 1 or 0.
         preload: called once in the template before workers are forked, to import slow modules.
         rewards_spans: its verdicts may contain rewards of spans of the completion (Verdict.spans).
-        reward_range: the lowest and the highest reward it gives. A reward outside is an error of the verifier.
+        reward_range: the lowest and the highest reward it gives, or a function of its config that returns these. A
+            reward outside is an error of the verifier.
+        read_answer: (config, completion) -> the answer that it reads in a completion, or None; None: what the field
+            `extract` of its config names, if it has one.
         single_use: a worker scores one completion and is replaced: for a verifier that runs what a model wrote.
 
     Raises:
@@ -47,10 +50,13 @@ class Verifier:
     score: Score
     preload: Callable[[], None] | None = None
     rewards_spans: bool = False
-    reward_range: tuple[float, float] = (-LARGEST_REWARD, LARGEST_REWARD)
+    reward_range: tuple[float, float] | Callable[[Any], tuple[float, float]] = (-LARGEST_REWARD, LARGEST_REWARD)
+    read_answer: Callable[[Any, str], str | None] | None = None
     single_use: bool = False
 
     def __post_init__(self) -> None:
+        if callable(self.reward_range):
+            return
         lowest, highest = self.reward_range
         if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
             raise ValueError(
@@ -58,9 +64,10 @@ class Verifier:
                 f"{LARGEST_REWARD:g} of 0"
             )
 
-    @property
-    def limits(self) -> Limits:
-        return Limits(*map(float, self.reward_range), self.rewards_spans, self.single_use)
+    def limits(self, config: Any) -> Limits:
+        lowest, highest = self.reward_range(config) if callable(self.reward_range) else self.reward_range
+        bounds = max(float(lowest), -LARGEST_REWARD), min(float(highest), LARGEST_REWARD)
+        return Limits(*bounds, self.rewards_spans, self.single_use)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,7 @@ def load_rows(rows: list[dict[str, Any]], table: dict[str, Verifier]) -> list[tu
 
 
 def limits_of(rows: list[tuple[Verifier, Any]]) -> list[Limits]:
-    return [verifier.limits for verifier, _ in rows]
+    return [verifier.limits(config) for verifier, config in rows]
 
 
 def serve(

@@ -21,7 +21,7 @@ def judge(verifier: Verifier, config: Any, completion: str, example: Example) ->
     """Returns the verdict of `verifier`: MEMORY_LIMIT if it raises MemoryError, VERIFIER_ERROR if it raises anything
     else or returns no finite number."""
     try:
-        return to_verdict(verifier.score(config, completion, example), verifier.limits, len(completion))
+        return to_verdict(verifier.score(config, completion, example), verifier.limits(config), len(completion))
     except MemoryError:
         return Verdict(Status.MEMORY_LIMIT, None, "the verifier ran out of its memory")
     except BaseException as error:  # SystemExit and KeyboardInterrupt raised by a verifier are its errors too

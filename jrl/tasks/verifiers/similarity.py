@@ -25,6 +25,10 @@ class Similarity:
             raise ValueError(f"Similarity.max_characters is {self.max_characters}; it must be at least 1")
 
 
+def reward_range(config: Similarity) -> tuple[float, float]:
+    return min(0.0, config.unparsable), max(1.0, config.unparsable)
+
+
 def score(config: Similarity, completion: str, example: Example) -> Verdict:
     """Returns CORRECT with the similarity if it is above 0, WRONG if it is 0, UNPARSABLE without an answer.
 
