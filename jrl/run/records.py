@@ -542,6 +542,8 @@ def emit(job: Job, step: Step) -> Step:
     step.metrics |= time_metrics(job, step)
     if step.metrics.get("rollout/valid_share") == 0:  # nothing was scored: no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
+    if step.metrics["update/tokens"] == 0:  # nothing was learned from: no entropy, not one of 0
+        step.metrics |= {name: None for name in step.metrics if name.startswith("policy/")}
     step.metrics["host/peak_bytes"] = job.memory.sample()
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     note_time(job)
