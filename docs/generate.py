@@ -397,7 +397,8 @@ The order is a function of the run's seed and the position in it, so that a resu
 label of an earlier one (`duplicates`), and those whose prompt has the same words as an evaluation prompt, or shares
 n-grams with it that cover more than `overlap` of its words (`contaminated`). The 8-grams and the threshold of one half
 follow Tulu 3 (2411.15124, section 3.2), which counts tokens instead of words. `jrl data inspect FILE --against EVAL`
-names the rows and shows lengths, duplicates and shares of tasks; without FILE it shows the task of `--config`.
+names the rows and shows lengths, duplicates and shares of tasks; without FILE it shows the task of `--config`. The
+published file of DAPO-Math-17k has every prompt 100 times, of which `Filtered` keeps one.
 
 [configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture. A stage may have data of its own
 (`Offline.task`), so that imitation, preferences and rewards that can be verified are one run:

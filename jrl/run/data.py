@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ from jrl.run.online import OnlineStage
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
-from jrl.tasks.envs.contract import Source, digest_of, tasks_of
+from jrl.tasks.envs.contract import REPEATED_PROMPT, Source, digest_of, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.stopping import Stop
 
-NOT_DROPPED = "duplicate_prompt"  # what a source counts without dropping it
+SHOWN_EVERY = 1000  # rows
 LOOKED_AT = 16  # examples of a stored source to try before a run begins
 
 
@@ -39,13 +40,25 @@ def open_data(config: Config, tables: Tables, stop: Stop) -> RunData:
     return RunData(source, stored_sources(config, source, open_))
 
 
+def showing_rows(stop: Stop, phase: Callable[..., None]) -> Stop:
+    """Returns `stop` for `open_data`, which polls it at every row, so that the display's phase "data" counts them."""
+    polls = itertools.count(1)
+
+    def poll() -> bool:
+        if (count := next(polls)) % SHOWN_EVERY == 0:
+            phase("data", done=count)
+        return stop()
+
+    return poll
+
+
 def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> None:
     """Reports how many examples a run has, and how many were dropped."""
     for name, source in {"": data.source, **of_their_own(config, data.stored)}.items():
         if source.counts:
-            others = {cause: count for cause, count in source.counts.items() if cause != NOT_DROPPED}
+            others = {cause: count for cause, count in source.counts.items() if cause != REPEATED_PROMPT}
             notes = [f"{len(source)} examples"]
-            if repeated := source.counts.get(NOT_DROPPED):
+            if repeated := source.counts.get(REPEATED_PROMPT):
                 what = "repeat the prompt of another and are kept"
                 notes.append(
                     f"{repeated} of them {what if repeated > 1 else 'repeats the prompt of another and is kept'}"

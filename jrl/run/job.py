@@ -29,7 +29,7 @@ from jrl.run.bucket_run import RunFolder
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import check_host, check_routes_sent
 from jrl.run.clock import RunClock
-from jrl.run.data import RunData, data_fingerprint, note_counts, open_data, preflight_data
+from jrl.run.data import RunData, data_fingerprint, note_counts, open_data, preflight_data, showing_rows
 from jrl.run.folder import held_folder
 from jrl.run.identity import (
     check_not_foreign,
@@ -222,7 +222,7 @@ def open_job(
         display = stack.enter_context(shown(config, show, stop, processes))
         display.phase("data")
         if beside is None:
-            data = open_data(config, parts.tables, stop.is_set)
+            data = open_data(config, parts.tables, showing_rows(stop.is_set, display.phase))
         else:
             data = RunData(beside.source, beside.stored)
         note_counts(config, data, display.note)

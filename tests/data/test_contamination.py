@@ -114,6 +114,19 @@ def test_the_identity_follows_rules_and_sets():
     assert len(prints) == 10
 
 
+@pytest.mark.parametrize("around", [{}, {"duplicates": "report"}], ids=["dropped", "reported"])
+def test_prompts_that_repeat_are_said_to_be_kept_only_where_they_are(tmp_path, around):
+    """Three rows with one prompt: `Dataset` counts two that repeat it and keeps them, `Filtered` drops them."""
+    row = {"prompt": [{"role": "user", "content": "Name a prime."}], "reward_model": {"ground_truth": "7"}}
+    (tmp_path / "a.jsonl").write_text(3 * (json.dumps(row) + "\n"))
+    rows = ENVS["Dataset"].config(path=str(tmp_path / "a.jsonl"), layout="verl")
+    assert open_source(rows, ENVS).counts == {"duplicate_prompt": 2}
+    kept = {"duplicate_prompt": 2} if around else {}
+    source = open_source(ENVS["Filtered"].config(task=rows, **around), ENVS)
+    assert source.counts == {"duplicate": 2, **kept} and len(source) == (3 if around else 1)
+    assert open_source(ENVS["Cleaned"].config(task=rows), ENVS).counts == {"duplicate": 2}
+
+
 def test_it_is_an_environment_around_any_other():
     addition = lambda **config: ENVS["Addition"].config(digits=1, **config)
     config = ENVS["Filtered"].config(task=addition(size=150), evaluation=(addition(size=10, seed=1),))

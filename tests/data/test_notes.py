@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jrl
-from jrl.run.data import RunData, note_counts
+from jrl.run.data import RunData, note_counts, showing_rows
 
 
 class Counted:
@@ -27,3 +27,10 @@ def test_examples_that_are_kept_are_told_from_those_that_are_dropped():
     assert notes(tied=2, blank=3) == ["300 examples; dropped or noticed: 3 blank, 2 tied"]
     both = "300 examples; 1 of them repeats the prompt of another and is kept; dropped or noticed: 3 blank"
     assert notes(duplicate_prompt=1, blank=3) == [both]
+
+
+def test_rows_are_counted_while_they_are_read():
+    shown, asked = [], iter([False] * 2500 + [True])
+    poll = showing_rows(lambda: next(asked), lambda name, done: shown.append((name, done)))
+    assert [poll() for _ in range(2501)] == [False] * 2500 + [True]
+    assert shown == [("data", 1000), ("data", 2000)]

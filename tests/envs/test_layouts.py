@@ -98,6 +98,30 @@ def test_records_that_are_damaged_are_refused_with_the_file_or_the_record(tmp_pa
         open_dataset(Dataset(path=str(tmp_path / "none.array_record"), layout="preference"))
 
 
+@pytest.mark.parametrize("truth, answer", [
+    ("7", "7"),
+    ('["7"]', "7"),  # as Skywork-OR1 has it
+    (r'["\\frac{1}{2}"]', r"\frac{1}{2}"),
+    ('["[0, 1]"]', "[0, 1]"),
+    ("[0, 1]", "[0, 1]"),  # an interval
+    ('["a" is', '["a" is'),
+    ('["a', '["a'),
+    ('[" "]', '[" "]'),
+    (r'["\ud800"]', r'["\ud800"]'),
+    (r'["\ud800", "b"]', r'["\ud800", "b"]'),
+])  # fmt: skip
+def test_a_list_of_one_ground_truth_is_that_one(truth, answer, tmp_path):
+    row = {"prompt": "Name a prime.", "reward_model": {"ground_truth": truth}}
+    assert opened(tmp_path / "rows.jsonl", json.dumps(row).encode(), "verl")[0].answer == answer
+
+
+def test_several_ground_truths_are_refused_by_field(tmp_path):
+    row = {"prompt": "Name a prime.", "reward_model": {"ground_truth": '["7", "11"]'}}
+    message = r"field 'reward_model\.ground_truth' lists several answers: \[\"7\", \"11\"\]"
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path / "rows.jsonl", json.dumps(row).encode(), "verl")
+
+
 @pytest.mark.parametrize("asked, row_of, could", [
     ("messages", "preference", ["preference"]),
     ("preference", "margin_preference", None),  # it has the columns of one

@@ -48,6 +48,18 @@ def test_row_groups_stay_decoded_as_far_as_there_is_room(tmp_path, monkeypatch, 
     assert decoded == list(range(19, 19 - groups, -1))
 
 
+def test_rows_that_are_read_in_order_are_turned_into_python_together(tmp_path, monkeypatch):
+    rows = [{"prompt": "a", "answer": f"{i}"} for i in range(40)]
+    source = open_jsonl(Jsonl(path=write(tmp_path / "a.parquet", rows, row_group_size=7)))
+    turned = []
+    monkeypatch.setattr("jrl.tasks.envs.parquet._python", lambda table: turned.append(len(table)) or table.to_pylist())
+    monkeypatch.setattr("jrl.tasks.envs.parquet.BATCH", 4)
+    order = [*range(40), 3, 3, 2, 30]
+    assert [source[i].answer for i in order] == [str(i) for i in order]
+    # 40 = 5 x 7 + 5. The first alone, then up to 4 to the end of its group of 7: 1 + 4 + 2, then 4 + 3 in each.
+    assert turned == [1, 4, 2, *[4, 3] * 4, 4, 1, 1, 1, 1]
+
+
 def test_a_file_of_many_row_groups_is_read_in_a_time_that_grows_with_them(tmp_path):
     rows = [{"prompt": "a", "answer": f"{i}", "tags": [{"name": "t"}]} for i in range(1000)]
     path = write(tmp_path / "a.parquet", rows, row_group_size=1)

@@ -186,6 +186,7 @@ def test_a_new_phase_is_drawn_at_once_and_its_progress_is_throttled():
 def test_a_counted_phase_says_how_far_it_is():
     assert phase_text("scoring") == "scoring"
     assert phase_text("scoring", 37, 1280) == "scored 37 of 1,280"
+    assert phase_text("data", 812_000) == "rows read: 812,000"
     assert phase_text("evaluating", 3, 40) == "evaluating: 3 of 40"
     assert phase_text("read\x1b", 3) == "read\\x1b: 3"
 

@@ -44,7 +44,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("tokens/s", ("time/tokens_per_second",), "{:,.0f}".format),
 )
 HISTORY_LINES = 40  # about so many lines of steps stay on the screen
-_COUNTED = {"sampling": "sampled", "scoring": "scored"}  # how a phase with a count is shown
+_COUNTED = {"data": "rows read:", "sampling": "sampled", "scoring": "scored"}  # how a phase with a count is shown
 _BETWEEN_DRAWS_SECONDS = 0.1
 BAR_WIDTH = 24
 _NOTE_WIDTH = 4000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.hygiene import clean
-from jrl.tasks.envs.contract import Generated, Source, digest_of, named_verifiers, tasks_of
+from jrl.tasks.envs.contract import REPEATED_PROMPT, Generated, Source, digest_of, named_verifiers, tasks_of
 from jrl.tasks.stopping import Stop, check_stop
 
 
@@ -47,12 +47,13 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
     if not indices:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))
         raise ValueError(f"Cleaned leaves no example of {len(source)}: {causes}")
+    added = {rule: source.counts.get(rule, 0) + count for rule, count in dropped.items()}
     fingerprints = [each.fingerprint for each in (source, *evaluation)]
     return Generated(
         len(indices),
         lambda index: source[indices[index]],
         digest_of("cleaned", 3, config.ngram, config.max_words, *fingerprints),  # 3: the version of the rules
-        {**source.counts, **{rule: source.counts.get(rule, 0) + count for rule, count in dropped.items()}},
+        {cause: count for cause, count in (source.counts | added).items() if cause != REPEATED_PROMPT},
         verifiers=named_verifiers(source),
         task=tasks_of(source)[indices],
     )

@@ -20,6 +20,8 @@ import numpy as np
 
 from jrl.tasks.example import Example
 
+REPEATED_PROMPT = "duplicate_prompt"  # the count of examples that are kept though an earlier one has their prompt
+
 
 class Source(Protocol):
     fingerprint: str

@@ -20,7 +20,7 @@ import numpy as np
 
 from jrl.config.errors import suggestion
 from jrl.tasks.envs.columns import BadRow, counts_text, names_of
-from jrl.tasks.envs.contract import digest_of, in_range
+from jrl.tasks.envs.contract import REPEATED_PROMPT, digest_of, in_range
 from jrl.tasks.envs.jsonl import Reader, open_reader
 from jrl.tasks.envs.layouts import LAYOUTS
 from jrl.tasks.envs.layouts.contract import Take, Taken, taken
@@ -140,7 +140,7 @@ class _Opening:
             first = f". The first bad row: {self.first_bad}" if self.first_bad else ""
             raise ValueError(f"{self.config.path} holds no examples{why}{first}")
         duplicates = len(prompts) - len(np.unique(np.asarray(prompts, np.uint64)))
-        for cause, count in (*self.skipped.items(), ("duplicate_prompt", duplicates), *self.reader.counts().items()):
+        for cause, count in (*self.skipped.items(), (REPEATED_PROMPT, duplicates), *self.reader.counts().items()):
             if count:
                 self.counts[cause] = count
         c = self.config

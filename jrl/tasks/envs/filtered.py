@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jrl.tasks.data.contamination import EvaluationIndex, Overlap, described, repeats
-from jrl.tasks.envs.contract import Source, digest_of, in_range, named_verifiers, tasks_of
+from jrl.tasks.envs.contract import REPEATED_PROMPT, Source, digest_of, in_range, named_verifiers, tasks_of
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop, never
 
@@ -84,6 +84,8 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
         raise ValueError(f"{len(duplicates)} of {len(source)} examples repeat earlier ones: {source[repeated].id} is "
                          f"{source[first].id} again. Filtered.duplicates = 'drop' drops them")  # fmt: skip
     counts = dict(source.counts)
+    if config.duplicates == "drop":
+        counts.pop(REPEATED_PROMPT, None)
     names = ["duplicate"] * len(duplicates) + [f"contaminated_{overlap.kind}" for overlap in overlaps.values()]
     for name in names:
         counts[name] = counts.get(name, 0) + 1

@@ -23,7 +23,7 @@ import numpy as np
 from jrl import paths
 from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
 from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, counts_text, example_of, kind
-from jrl.tasks.envs.contract import check_unchanged, digest_of, in_range, stamp_of
+from jrl.tasks.envs.contract import REPEATED_PROMPT, check_unchanged, digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
 from jrl.tasks.example import Example
@@ -133,7 +133,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
         raise ValueError(f"{config.path} holds no rows{bad}")
     duplicates = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
     if duplicates:
-        counts["duplicate_prompt"] = duplicates  # counted, not dropped
+        counts[REPEATED_PROMPT] = duplicates
     return JsonlSource(
         config=config,
         reader=reader,

@@ -52,6 +52,7 @@ class ParquetRows:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._metadata: Any = None  # the file's footer, parsed once: it grows with the number of row groups
         self._decoded: tuple[tuple[int, Any, int], ...] = ()  # index, table, bytes; the group read last is first
+        self._read: tuple[int, list] = (-1, [])  # what `at` turned into Python last: the first position, and the rows
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
@@ -84,9 +85,14 @@ class ParquetRows:
     def at(self, position: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
             check_unchanged(file, self._stamp, self._path)
-        group = int(np.searchsorted(self._starts, position, "right")) - 1
-        (row,) = _python(self._group(group).slice(position - int(self._starts[group]), 1))
-        return self._checked(row)
+        start, rows = self._read
+        if not start <= position < start + len(rows):
+            group = int(np.searchsorted(self._starts, position, "right")) - 1
+            count = BATCH if position == start + len(rows) else 1  # read in order
+            rows = _python(self._group(group).slice(position - int(self._starts[group]), count))
+            start = position
+            self._read = start, rows
+        return self._checked(rows[position - start])
 
     def digest(self) -> str:
         return self._digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ SPEAKERS = {
     "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant",
     "function_call": "assistant", "tool": "tool", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
+_DECODER = json.JSONDecoder()
 _MARK = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -126,8 +128,22 @@ def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
 
 def read_verl(row: Field, rank_by: str | None) -> list[Prompted]:
     """Returns a prompt with its `reward_model.ground_truth`. `data_source` and `ability` are in its info."""
-    answer = Answer(row["reward_model"]["ground_truth"].text())
+    answer = Answer(ground_truth(row["reward_model"]["ground_truth"]))
     return [Prompted(prompt_of(row["prompt"]), (answer,), texts(row, ("data_source", "ability")))]
+
+
+def ground_truth(field: Field) -> str:
+    """Returns the text; of a JSON list of one text, as which Skywork-OR1 has its answers, that text. Raises: BadField
+    if there are several in the list."""
+    text = field.text()
+    try:
+        answer, end = _DECODER.raw_decode(text, 1) if text.startswith('["') else ("", 0)
+        answer.encode()
+    except ValueError:  # no JSON, or half of a surrogate pair
+        return text
+    if answer and text[end:].lstrip().startswith(","):
+        raise BadField("several_answers", field, text[:80])
+    return answer if answer.strip() and text[end:].strip() == "]" else text
 
 
 def read_sharegpt(row: Field, rank_by: str | None) -> list[Prompted]:
@@ -191,7 +207,7 @@ VERL = Layout(
     example=[
         {"data_source": "math_dapo", "prompt": [_ASKED], "ability": "MATH", "reward_model": {"ground_truth": "7"}}
     ],
-    of="prompts with verifiable answers as verl reads them: DAPO-Math-17k",
+    of="prompts with verifiable answers as verl reads them: DAPO-Math-17k, Skywork-OR1",
 )  # fmt: skip
 SHAREGPT = Layout(
     read=read_sharegpt,

@@ -20,6 +20,7 @@ CAUSES = {
     "contradiction": "contradicts another field",
     "cycle": "is an ancestor of itself",
     "missing_parent": "names a message that does not exist",
+    "several_answers": "lists several answers",
     "duplicate_message": "is the id of another message, too",
 }
 LARGEST = 1e9  # bound on numbers without a range in the layout
