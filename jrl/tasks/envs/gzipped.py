@@ -1,8 +1,8 @@
 """Random access to the text of a gzip file: the decompressor's state is saved every SPAN bytes.
 
 A state takes about 40 KiB, so an open file keeps 4 % of its text's size in memory. Seeking decompresses at most
-SPAN + CHUNK bytes before the offset, which takes a few milliseconds; from one row to the next it decompresses nothing
-twice. No JAX.
+SPAN + CHUNK bytes before the offset, which takes a few milliseconds; from one row to the next it decompresses at most
+CHUNK bytes again. No JAX.
 """
 
 from __future__ import annotations
