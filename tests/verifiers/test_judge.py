@@ -95,6 +95,8 @@ def test_no_reward_is_larger_than_a_million(reward):
 def test_a_range_that_holds_no_reward_is_refused(bounds):
     with pytest.raises(ValueError, match="reward_range is"):
         Verifier(object, lambda *_: 1.0, reward_range=bounds)
+    with pytest.raises(ValueError, match="reward_range is"):
+        Verifier(object, lambda *_: 1.0, reward_range=lambda config: bounds).limits(None)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boo"), KeyboardInterrupt(), SystemExit(0), RecursionError()])

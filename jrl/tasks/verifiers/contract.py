@@ -55,19 +55,17 @@ class Verifier:
     single_use: bool = False
 
     def __post_init__(self) -> None:
-        if callable(self.reward_range):
-            return
-        lowest, highest = self.reward_range
-        if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
-            raise ValueError(
-                f"Verifier.reward_range is {self.reward_range}; it must be the lowest and the highest reward, within "
-                f"{LARGEST_REWARD:g} of 0"
-            )
+        if not callable(self.reward_range):
+            self.limits(None)
 
     def limits(self, config: Any) -> Limits:
         lowest, highest = self.reward_range(config) if callable(self.reward_range) else self.reward_range
-        bounds = max(float(lowest), -LARGEST_REWARD), min(float(highest), LARGEST_REWARD)
-        return Limits(*bounds, self.rewards_spans, self.single_use)
+        if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
+            raise ValueError(
+                f"Verifier.reward_range is {(lowest, highest)} for {self.config.__name__}; it must be the lowest and "
+                f"the highest reward, within {LARGEST_REWARD:g} of 0"
+            )
+        return Limits(float(lowest), float(highest), self.rewards_spans, self.single_use)
 
 
 @dataclasses.dataclass(frozen=True)

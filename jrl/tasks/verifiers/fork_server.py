@@ -56,10 +56,11 @@ def main(arguments: list[str]) -> int:
     try:
         table = load_table([PartSource.from_json(part) for part in start["parts"]])
         rows = load_rows(start["rows"], table)
+        limits = limits_of(rows)
     except BaseException as error:  # a part may exit or raise anything; the trainer must get its message
         reply(control, {"failed": str(error) if isinstance(error, ImportsJax) else describe(error)})
         return 1
-    reply(control, {"limits": limits_of(rows)})
+    reply(control, {"limits": limits})
     serve(control, table, rows, Bounds(start["memory_mb"], start["cpu_seconds"], start["private"]))
     return 0
 
