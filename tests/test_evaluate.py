@@ -195,6 +195,11 @@ def test_a_run_or_a_step_that_is_not_there_is_refused_before_any_source_is_evalu
         sources_of([run, nowhere], [None], options, None, "policy")
     with pytest.raises(ValueError, match=f"is no run; choose one of the 1 in it, such as .*{run.name}$"):
         sources_of([tmp_path], [None], options, None, "policy")  # such as that of a sweep
+    (run / "config.gin").touch()
+    (run / "checkpoints" / "3" / "manifest.json").write_text("{}")
+    for inside in (run / "checkpoints", run / "checkpoints" / "3"):
+        with pytest.raises(ValueError, match=f"is inside a run: give {run}, and the step as an option"):
+            sources_of([inside], [None], options, None, "policy")
     with pytest.raises(ValueError, match="run has no checkpoint of step 0; there are 3"):
         sources_of([run], [3, 0], options, None, "policy")
 

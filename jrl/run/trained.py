@@ -192,6 +192,9 @@ def check_is_model(folder: Path) -> None:
     advice = "give the --run folder of jrl train, or the folder of a published model"
     if not paths.exists(folder):
         raise ValueError(f"{folder} does not exist; {advice}")
+    saved = folder if folder.name == "checkpoints" else folder.parent
+    if saved.name == "checkpoints" and paths.exists(saved.parent / "config.gin"):
+        raise ValueError(f"{folder} is inside a run: give {saved.parent}, and the step as an option")
     if paths.exists(folder / "manifest.json") or is_published(folder):
         return
     if paths.exists(folder / "adapter_config.json"):
