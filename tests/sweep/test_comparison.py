@@ -250,6 +250,8 @@ def test_data_files_are_variants_by_their_paths_and_a_file_that_was_moved_is_non
     assert compared == ("Jsonl.path",) and find_variant(variants, compared, "path='/new/b.jsonl'") is variants[1]
     edited = group([moved[0], one("c0", "C", "/old/a.jsonl")])[0]
     assert [v.label for v in edited] == ["data=A", "data=C"]
+    equal = group([moved[0], one("d0", "A", "/copy/a.jsonl")])[0]  # of a sweep of two files that are the same
+    assert [v.label for v in equal] == ["path='/old/a.jsonl'", "path='/copy/a.jsonl'"]
 
 
 def test_data_that_differ_with_a_setting_are_no_setting_of_their_own(tmp_path):

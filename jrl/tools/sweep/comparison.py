@@ -182,13 +182,16 @@ def group(
 
 
 def with_moved_files(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter."""
+    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter. Paths
+    stay where they alone tell two runs apart: files that were swept may be equal."""
     first: dict[tuple[str, str], str] = {}
     path = lambda run, name, value: first.setdefault((run.settings.get("data", value), name), value)
     settings = lambda run: {
         name: path(run, name, value) if is_data_file(name) else value for name, value in run.settings.items()
     }
-    return [run._replace(settings=settings(run)) for run in runs]
+    moved = [run._replace(settings=settings(run)) for run in runs]
+    different = lambda runs: len({(run.seed, *sorted(run.settings.items())) for run in runs})
+    return moved if different(moved) == different(runs) else list(runs)
 
 
 def changed_parts(runs: Sequence[RunResult]) -> list[str]:
