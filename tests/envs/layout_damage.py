@@ -13,7 +13,6 @@ from jrl.tasks.envs.layouts import LAYOUTS
 # What may be missing or null without damage; and what is true or false, for which 1 and 0 are taken.
 OPTIONAL = {
     "alpaca": {"input"},
-    "verl": {"data_source", "ability"},
     "helpsteer3": {"domain", "language"},
     "ultrafeedback": {"source", "completions[0].model", "completions[1].model"},
     "nectar": {"answers[0].model", "answers[1].model"},

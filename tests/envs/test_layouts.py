@@ -227,6 +227,13 @@ def test_an_id_of_any_type_is_information(tmp_path, layout):
     ]
 
 
+def test_the_source_and_the_ability_of_a_row_of_verl_are_information(tmp_path):
+    rows = [{**good_rows("verl", i)[0], "data_source": source, "ability": ability, "extra_info": {"index": i}}
+            for i, (source, ability) in enumerate([("math_dapo", "MATH"), (None, "")])]  # fmt: skip
+    found = examples(opened(tmp_path / "r.jsonl", rows, "verl"))
+    assert [one.info for one in found] == [{"data_source": "math_dapo", "ability": "MATH"}, {"ability": ""}]
+
+
 @pytest.mark.parametrize("layout", ["sharegpt", "sharegpt_preference", "alpaca"])
 def test_an_empty_system_field_is_none(tmp_path, layout):
     (row,) = good_rows(layout, 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.tasks.envs.layouts.contract import PAIR_TAKES, TURN_TAKES, Answer, Layout, Prompted
-from jrl.tasks.envs.layouts.fields import BadField, Field, present, texts
+from jrl.tasks.envs.layouts.fields import BadField, Field, present
 from jrl.tasks.example import Message
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -129,12 +129,12 @@ def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
 def read_verl(row: Field, rank_by: str | None) -> list[Prompted]:
     """Returns a prompt with its `reward_model.ground_truth`. `data_source` and `ability` are in its info."""
     answer = Answer(ground_truth(row["reward_model"]["ground_truth"]))
-    return [Prompted(prompt_of(row["prompt"]), (answer,), texts(row, ("data_source", "ability")))]
+    return [Prompted(prompt_of(row["prompt"]), (answer,), present(row, ("data_source", "ability")))]
 
 
 def ground_truth(field: Field) -> str:
-    """Returns the text; of a JSON list of one text, as which Skywork-OR1 has its answers, that text. Raises: BadField
-    if there are several in the list."""
+    """Returns the text; of a JSON list of one text, which is how Skywork-OR1 writes answers, that text. Raises:
+    BadField if the list has several."""
     text = field.text()
     try:
         answer, end = _DECODER.raw_decode(text, 1) if text.startswith('["') else ("", 0)
@@ -202,11 +202,7 @@ RLVR = Layout(
     of="prompts with verifiable answers of Tulu 3 and OLMo 2",
 )  # fmt: skip
 VERL = Layout(
-    read=read_verl,
-    takes=("each",),
-    example=[
-        {"data_source": "math_dapo", "prompt": [_ASKED], "ability": "MATH", "reward_model": {"ground_truth": "7"}}
-    ],
+    read=read_verl, takes=("each",), example=[{"prompt": [_ASKED], "reward_model": {"ground_truth": "7"}}],
     of="prompts with verifiable answers as verl reads them: DAPO-Math-17k, Skywork-OR1",
 )  # fmt: skip
 SHAREGPT = Layout(
