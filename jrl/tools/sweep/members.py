@@ -80,10 +80,10 @@ def read_sweep(
     members: dict[str, Member] = {}
     for (constant, point), name in zip(applying, names):
         resolved = checked(load((*constant, *point)), loaded)
-        run = gin.identity(resolved, [name for name in IRRELEVANT if name not in DATA_FILES])
+        run = gin.identity(resolved, IRRELEVANT)
         if run in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[run], point)}")
-        identity = gin.identity(resolved, IRRELEVANT)
+        identity = gin.identity(resolved, (*IRRELEVANT, *DATA_FILES))
         settings = settings_of_config(resolved, tables)
         notes = tuple(notes_of_start(resolved, loaded.tables))
         members[run] = Member(name, point, constant, identity, ends(resolved)[-1], *settings, notes)

@@ -13,15 +13,13 @@ from jrl.config.syntax import Reference, Statement, read_statements
 from jrl.experiment import FREE, ROUNDED, Config
 
 SEED = "Run.seed"  # runs that differ only in it are one variant
+DATA_FILES = ("Dataset.path", "Jsonl.path")  # settings if the files have other contents; one may have been moved
 # Fields in which two runs of the same experiment may differ. Meshes and kernels are not among them: they change speed.
-IRRELEVANT = tuple(name for name in FREE if name not in (*ROUNDED, "MeshShape.*"))
-# Of these, settings where the files have other contents: a file that was moved is the same data.
-DATA_FILES = ("Dataset.path", "Jsonl.path")
+IRRELEVANT = tuple(name for name in FREE if name not in (*ROUNDED, "MeshShape.*", *DATA_FILES))
 
 
 def settings_of(statements: Iterable[Statement]) -> tuple[str, dict[str, str]]:
-    """Returns (seed, settings), such as {"AdamW.learning_rate": "0.001"}, without the irrelevant fields but with the
-    paths of data files."""
+    """Returns (seed, settings), such as {"AdamW.learning_rate": "0.001"}, without the irrelevant fields."""
     bound = {name: gin_text(value) for name, value in by_place(statements)}
     return bound.get(SEED, ""), {name: value for name, value in bound.items() if not is_irrelevant(name)}
 
@@ -65,12 +63,9 @@ def settings_of_config(config: Config, tables: Any) -> tuple[str, dict[str, str]
 
 
 def is_irrelevant(name: str) -> bool:
-    """Returns whether runs that differ in this field can be the same experiment, whatever their data: the seed, or one
-    of IRRELEVANT."""
+    """Returns whether runs that differ in this field can be the same experiment: the seed, or one of IRRELEVANT."""
     field = name.rpartition("/")[2]
-    return field == SEED or any(
-        fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT if pattern not in DATA_FILES
-    )
+    return field == SEED or any(fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT)
 
 
 def is_data_file(name: str) -> bool:
