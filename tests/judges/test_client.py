@@ -355,6 +355,15 @@ def test_a_judge_whose_thoughts_have_no_beginning_is_refused_with_what_removes_t
             preflight(config(server.address))
 
 
+def test_a_judge_that_is_asked_no_more_needs_no_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    configs = [config("http://127.0.0.1:1/v1", name="a", api_key_env="JUDGE_KEY")]
+    (opened,) = open_judges(configs, tmp_path, still_asked=())
+    opened.close()
+    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY"):
+        open_judges(configs, tmp_path, still_asked=("a",))
+
+
 def test_a_run_opens_all_its_judges_or_none(tmp_path):
     with StandIn() as server, StandIn(Faults(halves=1.0, most=99)) as bad:
         configs = [config(server.address, name="a"), config(bad.address, name="b")]

@@ -309,8 +309,12 @@ def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
 def preflight(config: Judge, stop: Stop = never) -> None:
     """Asks a judge one question of the configured kind.
 
-    Raises: ValueError if it gives no answer or no valid one; StopRequested if `stop` returns True.
+    Raises: ValueError if its key's variable is not set, or it gives no answer or no valid one; StopRequested if `stop`
+    returns True.
     """
+    if config.api_key_env is not None and config.api_key_env not in os.environ:
+        raise ValueError(f"the environment variable {config.api_key_env}, which Judge.api_key_env names for the API "
+                         "key, is not set")  # fmt: skip
     example = Example("preflight", (Message("user", "What is 2 + 2?"),), answer="4")
     (question, *_) = GRADINGS[type(config.grading)].questions(config.grading, example, ["4", "5"])
     timeout = min(config.timeout_seconds, PREFLIGHT_SECONDS)
@@ -344,12 +348,8 @@ def preflight(config: Judge, stop: Stop = never) -> None:
 
 
 def endpoint_of(config: Judge) -> Endpoint:
-    """Returns a judge's endpoint, with its key. Raises ValueError if the key's environment variable is not set."""
-    key = None
-    if config.api_key_env is not None and (key := os.environ.get(config.api_key_env)) is None:
-        raise ValueError(f"the environment variable {config.api_key_env}, which Judge.api_key_env names for the API "
-                         "key, is not set")  # fmt: skip
-    return Endpoint(config.address, key)
+    """Returns a judge's endpoint, with its key if the variable is set, which `preflight` checks."""
+    return Endpoint(config.address, None if config.api_key_env is None else os.environ.get(config.api_key_env))
 
 
 def limits_of(config: Judge) -> RequestLimits:
