@@ -90,8 +90,9 @@ def check_unchanged(folder: Path, sweep: Sweep, member: Member, *, accept_change
         raise RefusedIdentity(f"{member.name} cannot start any more: {error}") from error
     if changed:
         raise RefusedIdentity(
-            f"{sweep.config} has changed since the sweep began, so {member.name} and all after it do not start. "
-            "Restore it and run the same command to continue, or choose another --out"
+            f"{sweep.config}, a file that it includes or a parts file has changed since the sweep began, so "
+            f"{member.name} and all after it do not start. Restore it and run the same command to continue, or choose "
+            "another --out"
         )
 
 
