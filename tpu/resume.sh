@@ -131,7 +131,10 @@ look() {
     code=$(ended)
     # A run that goes on with more steps has its old summary until it has begun, also where it was stopped, was refused, or
     # lost a host, before that. 5: there was nothing to do.
-    [[ $has_summary == yes ]] && { [[ $code == [05] ]] || { [[ -z $code ]] && $seen && gone; }; } && exit 0
+    if [[ $has_summary == yes ]] && { [[ $code == [05] ]] || { [[ -z $code ]] && $seen && gone; }; }; then
+        echo "$NAME: the run has finished; tpu/launch.sh begins more steps on these slices" >&2
+        exit 0
+    fi
     [[ $code =~ ^[0-9]+$ ]] && ended_for=$((ended_for + 1)) || ended_for=0
     # 75, stopped, and 76, hosts lost too often, come before a preemption too: then the slices go soon. A start that is
     # due was preceded by a stop.
