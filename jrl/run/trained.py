@@ -27,7 +27,7 @@ from jrl.experiment import (
 from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
-from jrl.models.heads import REWARD, VALUE, fresh_heads
+from jrl.models.heads import fresh_heads
 from jrl.models.pretrained.published import GENERATION, Published, decoder_of, load, read_config
 from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder
@@ -153,31 +153,26 @@ def role_heads(policy: Policy, role: str, reached: int) -> PyTree:
     """
     stages, tables = [stage for stage in policy.config.stages[: reached + 1] if stage.steps], policy.parts.tables
     needs = [needs_of(stage, tables) for stage in stages]
-    heads: dict[str, tuple[str, ...]] = {}
+    heads: dict[str, dict[str, int]] = {}  # role -> the outputs of its heads, by name
     for stage, need in zip(stages, needs):
+        heads.pop(AVERAGE, None)  # every stage makes its own, or none
         for trained, names in trained_heads(stage, need).items():
-            heads[trained] = tuple(dict.fromkeys((*heads.get(trained, ()), *names)))
+            heads[trained] = {**heads.get(trained, {}), **{name: need.head_outputs[name] for name in names}}
         if stage.optimizer.average is not None:
             heads[AVERAGE] = heads[stage.trains]
     if role not in heads:
         names = stage_names(policy.config.stages)
         roles = lambda s: [*trained_heads(s, needs_of(s, tables)), *([] if s.optimizer.average is None else [AVERAGE])]
-        if later := [name for name, s in zip(names, policy.config.stages) if s.steps and role in roles(s)]:
+        trains = [i for i, s in enumerate(policy.config.stages) if s.steps and role in roles(s)]
+        if later := [names[i] for i in trains if i > reached]:
             raise ValueError(f"the role {role!r} is trained from stage {later[0]!r} on, and this checkpoint is of "
                              f"stage {names[reached]!r}; choose a later --step or --stage")  # fmt: skip
+        if trains:
+            raise ValueError(f"the role {role!r} ends with stage {names[trains[-1]]!r}, and this checkpoint is of "
+                             f"stage {names[reached]!r}; choose an earlier --step or --stage")  # fmt: skip
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
-    names = heads[role]
-    reward_outputs = [
-        need.score_outputs
-        for stage, need in zip(stages, needs)
-        if need.score and (stage.optimizer.average is not None if role == AVERAGE else stage.trains == role)
-    ]
-    outputs = {
-        VALUE: max((need.value_outputs for need in needs if need.values), default=1),
-        REWARD: reward_outputs[-1] if reward_outputs else 1,
-    }
     key = jax.eval_shape(jax.random.key, 0)
-    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
+    fresh = lambda key: fresh_heads([*heads[role]], key, policy.cfg.width, policy.cfg.param_dtype, outputs=heads[role])
     shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
 

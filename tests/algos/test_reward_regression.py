@@ -128,13 +128,13 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     averaged = dataclasses.replace(judge, optimizer=dataclasses.replace(judge.optimizer, average=0.9))
     never = dataclasses.replace(online, steps=0, trains="other")
     stages = (warm, averaged, never, online)
-    for role in ("reward", "average"):
+    for role, reached in (("reward", 3), ("average", 1)):
         assert attribute_weights_of(stages, role) == (0.65, 0.8, -0.1)
         policy = types.SimpleNamespace(
             config=dataclasses.replace(config, stages=stages), parts=parts, mesh=mesh,
             cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
         )  # fmt: skip
-        assert role_heads(policy, role, len(stages) - 1)[REWARD].shape == (1, 8, 3)
+        assert role_heads(policy, role, reached)[REWARD].shape == (1, 8, 3)
     with pytest.raises(ValueError, match="the run has no role 'other'"):
         role_heads(policy, "other", len(stages) - 1)
     with pytest.raises(ValueError, match="the role 'average' is trained from stage 'judge' on, and this checkpoint"):
