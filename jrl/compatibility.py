@@ -592,8 +592,15 @@ def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, f
 
 
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
-    """Raises ValueError unless there is one weight for each output of the reward heads that a stage reads."""
+    """Raises ValueError unless there is one weight for each output of the reward heads that a stage reads, and for
+    heads whose outputs are not all scores."""
+    needs_before = lambda role: [needs_of(earlier, tables) for earlier in trained_before(role, stage, config.stages)]
+    trained_by = lambda role: next(needs for needs in needs_before(role) if needs.score)
     if stage.attribute_weights is None:
+        for role in stage.rewards:
+            if (weights := trained_by(role).score_weights) is not None:
+                raise ValueError(f"Online.rewards names {role!r}, and the outputs of its reward head are not all "
+                                 f"scores; set Online.attribute_weights, such as {weights}")  # fmt: skip
         return
     count = len(stage.attribute_weights)
     if not stage.rewards:
@@ -602,10 +609,7 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
     if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
     for role in stage.rewards:
-        trained = trained_before(role, stage, config.stages)
-        needs = [needs_of(earlier, tables) for earlier in trained]
-        outputs = next(stage_needs.score_outputs for stage_needs in needs if stage_needs.score)
-        if outputs != count:
+        if (outputs := trained_by(role).score_outputs) != count:
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
                              f"{outputs} outputs; give one weight for each, or None")  # fmt: skip
 

@@ -170,6 +170,8 @@ class Needs(NamedTuple):
     log_sum_squared: bool = False  # Sequences.log_sum_squared, the log of the expected probability of a draw
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # outputs of the reward head, such as one per attribute of a response
+    # of those outputs in the score of a sequence, where no Online.attribute_weights are set; None: equal ones
+    score_weights: tuple[float, ...] | None = None
     entropy_gradient: bool = False
     # The next seven are inputs of the rewards, the advantages or the baseline of sequences:
     credit_logprobs: bool = False  # log-probs, for a KL in the reward, V-trace, KTO

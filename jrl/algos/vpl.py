@@ -39,6 +39,11 @@ def check(config: VPL, facts: Facts) -> None:
     common.check_positive(config, {"latent": "without a latent variable use BradleyTerry. 4 is usual."})
 
 
+def needs(config: VPL) -> Needs:
+    base_alone = (1.0, *[0.0] * (3 * config.latent))  # r(x, y, 0): the user is not known
+    return Needs(logprobs=False, score=True, score_outputs=len(base_alone), score_weights=base_alone)
+
+
 def sequence_loss(config: VPL, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P36 at the preferred sequence of every pair, divided by the user's number of pairs, 0 elsewhere, [..., S]
     float32; and its metrics. The preferred sequence of a user's pair i is labeled 2 i + 1, the other one 2 i."""
@@ -83,7 +88,7 @@ def _places(latent: int) -> tuple[int, int, int]:
 OBJECTIVE = Objective(
     config=VPL,
     check=check,
-    needs=lambda config: Needs(logprobs=False, score=True, score_outputs=1 + 3 * config.latent),
+    needs=needs,
     sequence_loss=sequence_loss,
     unit_size=8,
 )

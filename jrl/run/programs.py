@@ -271,7 +271,7 @@ def build_stage(
     functions = {
         **row_functions,
         **state_functions(stage, objective, configured, model, cfg),
-        **forward_passes(stage, config, objective, learned, cfg),
+        **forward_passes(stage, config, tables, objective, learned, cfg),
         **updates(stage, config, objective, configured, learned, cfg),
         "before": functools.partial(version_before, lag=stage.lag if isinstance(stage, Online) else 0),
         "mean": learner.step_metrics,
@@ -397,7 +397,9 @@ def recomputed_fields(stage: Stage, objective: Objective) -> tuple[str, ...]:
     return tuple(field for field, is_needed in needed.items() if is_needed)
 
 
-def forward_passes(stage: Stage, config: Config, objective: Objective, learned: Model, cfg: Any) -> Functions:
+def forward_passes(
+    stage: Stage, config: Config, tables: Tables, objective: Objective, learned: Model, cfg: Any
+) -> Functions:
     """Returns the forward passes over a step's rows, of the weights before the step and of frozen roles."""
     needs, has_critic = objective.needs(stage.objective), CRITIC in optimizers(stage)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
@@ -415,7 +417,7 @@ def forward_passes(stage: Stage, config: Config, objective: Objective, learned: 
             teacher_options["model"], teacher_options["cfg"] = kind
         functions["teacher"] = functools.partial(learner.logprobs, **teacher_options)
     if needs.scored_by:
-        weights = {role: attribute_weights_of(config.stages, role) for role in needs.scored_by}
+        weights = {role: attribute_weights_of(config.stages, role, tables) for role in needs.scored_by}
         functions["row_values"] = functools.partial(
             learner.mean_scores, attribute_weights=weights, model=learned, cfg=cfg
         )

@@ -126,7 +126,7 @@ def open_trained(
         _log.warning("using the weights of step %d", restored_step)
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
-    heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role)
+    heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role, parts.tables)
     return Trained(policy, restored_step, params, heads, attribute_weights)
 
 

@@ -129,7 +129,7 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     never = dataclasses.replace(online, steps=0, trains="other")
     stages = (warm, averaged, never, online)
     for role, reached in (("reward", 3), ("average", 1)):
-        assert attribute_weights_of(stages, role) == (0.65, 0.8, -0.1)
+        assert attribute_weights_of(stages, role, parts.tables) == (0.65, 0.8, -0.1)
         policy = types.SimpleNamespace(
             config=dataclasses.replace(config, stages=stages), parts=parts, mesh=mesh,
             cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
@@ -140,7 +140,7 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     with pytest.raises(ValueError, match="the role 'average' is trained from stage 'judge' on, and this checkpoint"):
         role_heads(policy, "average", 0)
     assert (
-        attribute_weights_of((warm, averaged, online), "critic")
-        is attribute_weights_of((warm, judge), "reward")
+        attribute_weights_of((warm, averaged, online), "critic", parts.tables)
+        is attribute_weights_of((warm, judge), "reward", parts.tables)
         is None
     )
