@@ -13,6 +13,7 @@ from families.published import logits, one_device, opened
 from safetensors.numpy import load_file, save_file
 
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.models.attention.linear import Linear
 from jrl.models.contract import num_params
 from jrl.models.families import FAMILIES, classifiers, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
@@ -620,3 +621,10 @@ def test_keys_are_sorted_by_what_becomes_of_them():
     actual = sort_keys(FAMILIES["Gemma3"], around)
     assert {"hidden_size", "vocab_size", "text_config"} <= set(actual.read)
     assert "vision_config" in actual.ignored and set(actual.unknown) == {"turn", "twist"}
+
+
+def test_a_decoder_of_linear_layers_alone_has_no_family():
+    # Two layers of the default cycle, three linear and one full: both are linear.
+    linear = Linear(key_heads=1, value_heads=2, key_dim=8, value_dim=8)
+    with pytest.raises(ValueError, match=r"no family can represent this decoder; the nearest, .*linear"):
+        describe(Decoder(layers=2, vocab_size=8, linear=linear))

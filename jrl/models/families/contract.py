@@ -267,7 +267,9 @@ def canonical(cfg: Decoder) -> Decoder:
     dense = any(map(cfg.dense, layers))
     same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
     plain = Decoder()
-    linear = cfg.linear and dataclasses.replace(cfg.linear, layers=tuple(map(cfg.linear.at, layers)))
+    linear_layers = tuple(map(cfg.linear.at, layers)) if cfg.linear else ()
+    # Fewer layers than the cycle may be of one kind, which Linear.layers does not take.
+    linear = dataclasses.replace(cfg.linear, layers=linear_layers) if len({*linear_layers}) == 2 else cfg.linear
     rope = dataclasses.replace(cfg.rope, longest=None) if isinstance(cfg.rope, LongRope) else cfg.rope
     return dataclasses.replace(
         cfg,
