@@ -59,7 +59,7 @@ OPTIONS: tuple[tuple[float, tuple[tuple[str, ...], ...]], ...] = (
     (0.3, (
         ("Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=8"),
         ("Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=2", "Linear.key_dim=8",
-         "Linear.value_dim=8"),
+         "Linear.value_dim=8", "Linear.layers=(True, False)"),
     )),
     (0.4, (("Online.lag=1",), ("Online.lag=2",))),
     (0.4, (("Learner.minibatches=2",), ("Learner.epochs=2",))),
