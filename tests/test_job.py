@@ -289,6 +289,16 @@ def test_doctor_started_elsewhere_reads_the_runs_own_copy_of_its_parts(tmp_path,
     assert identity(folder) == (None, line.text.replace("mine.py", "rows.jsonl"))
 
 
+def test_doctor_does_not_call_a_run_of_a_notebooks_function_broken(tmp_path):
+    """`config.gin` names no file for it; the run's own copy opens the run, and only a resume can compare."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "0.py").write_text("VERIFIERS = {'mine': lambda completion, example: 1.0}\n")
+    tiny = os.path.abspath("configs/tiny.gin")
+    (tmp_path / "config.gin").write_text(f"include '{tiny}'\nparts = []\nScoring.verifiers = [@mine()]\n")
+    line = identity(tmp_path)
+    assert line.good is None and line.text.startswith("the run has parts that were given from Python")
+
+
 def test_doctor_says_which_population_a_member_trains_in(tmp_path, monkeypatch):
     member = tmp_path / "sweep" / "seed=0"
     member.mkdir(parents=True)

@@ -16,6 +16,7 @@ import jax
 
 from jrl import __version__, paths
 from jrl.experiment import stage_names
+from jrl.plugins import saved_parts
 from jrl.resolve import PATH_FIELDS, load_config, load_run_config, part_names
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.best import present_best
@@ -319,11 +320,15 @@ def time_spent(folder: Path) -> Iterator[Line]:
 def identity(folder: Path) -> Line:
     """Returns whether the run's configuration, opened here, still gives the identity in its manifest."""
     try:
-        named = [*part_names(str(folder / "config.gin"), ()), *named_files(load_run_config(folder)[0])]
-        lacking = [str(file) for file in named if not paths.is_remote(file) and not os.path.exists(file)]
+        named = part_names(str(folder / "config.gin"), ())
+        files = [*named, *named_files(load_run_config(folder)[0])]
+        lacking = [str(file) for file in files if not paths.is_remote(file) and not os.path.exists(file)]
         if lacking:
             return Line(None, f"{', '.join(lacking)}: not found from here, so not compared with what the run "
                               "began with; run this command where you train")  # fmt: skip
+        if len(saved_parts(folder / "parts")) > len(named):
+            return Line(None, "the run has parts that were given from Python, with parts=[...], which are not here to "
+                              "compare with what it began with; a resume does that")  # fmt: skip
         config, parts = load_config(str(folder / "config.gin"))
         open_ = lambda task: open_source(task, parts.tables["envs"])
         source = open_(config.task)
