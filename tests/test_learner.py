@@ -349,14 +349,14 @@ def test_router_metrics_are_means_over_the_tokens_that_are_learned_from(mesh):
     cfg = model_config("float32", EXPERTS)
     routed = jax.jit(lambda p, b: MODEL.routed(p, b.tokens[0], b.positions[0], b.segment[0], cfg)[1])
     logits = routed(state.models["policy"].params, batch.packed)
-    sampling_params = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
+    probs = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
     before = np.roll(np.asarray(batch.loss_mask[0]), -1, axis=1)  # a router is judged where the token is predicted
     assert batch.packed.tokens.shape[0] == 1 and not before[:, -1].any()
-    entropy = -(sampling_params * np.log(sampling_params)).sum(-1)
+    entropy = -(probs * np.log(probs)).sum(-1)
     assert float(metrics["router/entropy"]) == pytest.approx(entropy[:, before].mean(), rel=1e-5)
     z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1)) ** 2
     assert float(metrics["router/z"]) == pytest.approx(z[:, before].mean(), rel=1e-5)
-    chosen = (np.argsort(np.argsort(-sampling_params, axis=-1), axis=-1) < 2)[:, before]  # [layers, tokens, experts]
+    chosen = (np.argsort(np.argsort(-probs, axis=-1), axis=-1) < 2)[:, before]  # [layers, tokens, experts]
     load = chosen.sum(1)
     assert float(metrics["router/load_max"]) == pytest.approx((load.max(-1) / load.mean(-1)).mean(), rel=1e-5)
     assert float(metrics["router/unused"]) == pytest.approx((load == 0).mean())

@@ -154,7 +154,7 @@ def test_2000_sequences_are_the_same_tokens_in_every_layout(trials):
     print("4 permutations of the prompts: tokens and log-probs bitwise equal")
 
 
-LAWS = [{}, {"top_k"}, {"top_p"}, {"min_p"}, {"top_k", "top_p", "min_p"}]
+TRUNCATIONS = [{}, {"top_k"}, {"top_p"}, {"min_p"}, {"top_k", "top_p", "min_p"}]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -163,9 +163,9 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype, tri
         param_dtype = "float64" if dtype == "float64" else "float32"
         cfg = dataclasses.replace(CFG, dtype=dtype, param_dtype=param_dtype)
         cases, worst, worst_packed, worst_truncated, errors, entropies, first, single = 0, 0.0, 0.0, 0.0, [], [], 0, 0
-        for sampling_params in LAWS:
+        for truncations in TRUNCATIONS:
             for trial in range(25):
-                rng = np.random.default_rng([trial, len(sampling_params)])
+                rng = np.random.default_rng([trial, len(truncations)])
                 params = weights(cfg, seed=trial % 5)
                 temperature = float(np.float32(rng.choice([0.5, 0.7, 1.0, 1.0, 1.3])))
                 values = dict(
@@ -173,7 +173,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype, tri
                 )
                 batch = prompts(8, 6, trial)
                 config = Sampler(
-                    completion_length=12, slots=8, temperature=temperature, **{n: values[n] for n in sampling_params}
+                    completion_length=12, slots=8, temperature=temperature, **{n: values[n] for n in truncations}
                 )
                 out = run(batch, config, params, cfg=cfg, samples=2)
                 logits = scores(params, out.tokens, cfg)
@@ -187,7 +187,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype, tri
                 difference = np.abs(out.sampler_logprobs - packed)[mask]
                 worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
-                if sampling_params:
+                if truncations:
                     keep = np.asarray(support_of_size(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
                     # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
                     lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))

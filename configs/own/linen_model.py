@@ -39,8 +39,8 @@ class Block(nn.Module):
             write = jax.vmap(lambda old, new, at: jax.lax.dynamic_update_slice_in_dim(old, new, at, 0))
             k, v = cache = write(cache[0], k, start), write(cache[1], v, start)
         scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / q.shape[-1] ** 0.5
-        sampling_params = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
-        x = x + self.out(jnp.einsum("bhlm,bmhk->blhk", sampling_params, v))
+        weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
+        x = x + self.out(jnp.einsum("bhlm,bmhk->blhk", weights, v))
         return x + self.down(nn.gelu(self.up(self.before_mlp(x)))), cache
 
 

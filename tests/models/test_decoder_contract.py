@@ -118,10 +118,10 @@ def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
     actual, entropy = token_logprobs(
         hidden, TOKENS, ALL, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
     )
-    sampling_params = jax.nn.log_softmax(logits() / 0.7)
-    expected = jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
+    log_probs = jax.nn.log_softmax(logits() / 0.7)
+    expected = jnp.take_along_axis(log_probs[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(actual[:, 1:], expected, atol=1e-5)
-    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(sampling_params) * sampling_params).sum(-1)[:, :-1], atol=1e-5)
+    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(log_probs) * log_probs).sum(-1)[:, :-1], atol=1e-5)
 
 
 def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
@@ -132,8 +132,8 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
         return values[:, 1:].sum()
 
     def of_all_logits(h):
-        sampling_params = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
-        return jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
+        log_probs = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
+        return jnp.take_along_axis(log_probs[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
 
     hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(of_all_logits)(hidden), atol=1e-5)

@@ -33,10 +33,8 @@ def by_hand(h, w, cfg, routes=None):
     for at in np.ndindex(h.shape[:2]):
         z = h[at] @ w["router"]
         chosen = np.argsort(-z)[: cfg.per_token] if routes is None else routes[at]
-        sampling_params = np.exp(z - z.max())
-        weights = sampling_params[chosen] / (
-            sampling_params[chosen].sum() if cfg.softmax == "chosen" else sampling_params.sum()
-        )
+        unnormalized = np.exp(z - z.max())
+        weights = unnormalized[chosen] / (unnormalized[chosen].sum() if cfg.softmax == "chosen" else unnormalized.sum())
         for i, weight in zip(chosen, weights):
             gate, up = h[at] @ w["expert_gate"][i], h[at] @ w["expert_up"][i]
             out[at] += weight * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])

@@ -11,10 +11,8 @@ TOKENS = jnp.array([2, 0, 4], jnp.int32)
 
 
 def plain(logits, tokens, temperature):
-    sampling_params = jax.nn.log_softmax(logits / temperature)
-    return jnp.take_along_axis(sampling_params, tokens[:, None], 1)[:, 0], -(
-        jnp.exp(sampling_params) * sampling_params
-    ).sum(-1)
+    log_probs = jax.nn.log_softmax(logits / temperature)
+    return jnp.take_along_axis(log_probs, tokens[:, None], 1)[:, 0], -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
 def logits(dtype=jnp.float32):
@@ -34,7 +32,7 @@ def test_by_hand():
 
 
 def test_a_temperature_divides_the_logits():
-    # At T = 2, logits 2 ln 1 and 2 ln 3 are the law above; a logit moves half as much.
+    # At T = 2, logits 2 ln 1 and 2 ln 3 are the distribution above; a logit moves half as much.
     z = 2 * jnp.log(jnp.array([[1.0, 3.0]]))
     actual = logprob_and_entropy(z, jnp.array([1]), jnp.float32(2))
     np.testing.assert_allclose(actual, [[np.log(0.75)], [0.562335]], rtol=1e-5)
