@@ -131,6 +131,9 @@ class Model(NamedTuple):
     # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: from `unembed`
     output_head: Callable | None = None
     routes: Routes | None = None  # None: the model cannot record and replay routes
+    # Whether JAX checks what differs between batch shards (check_vma) while it samples. Its type of a loop's carry does
+    # not admit one that begins with constants, as the recurrent layers of Flax do.
+    checked: bool = True
 
 
 class Adapted(NamedTuple):

@@ -172,6 +172,7 @@ def _model(config: type, draw: Callable[..., Flat], call: Callable[..., Any], in
         cut_cache=lambda cache, length, layout: cache,  # the module defines its own cache
         unstack=lambda params, cfg: params,
         prepare_for_decode=lambda params, cfg: (params, axes(module_spec(cfg))),
+        checked=False,
     )
 
 

@@ -336,6 +336,7 @@ def program(
         in_specs=(specs(batch_rules), rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
         out_specs=rows,
         axis_names=set(batch_axes()),
+        check_vma=model.checked,
     )
     rollout = jax.sharding.auto_axes(mapped, axes="tensor", out_sharding=rows)(
         params, prompts, budget, key, stream, version, sampling_params, stop_table

@@ -59,9 +59,8 @@ def test_it_passes_the_contract_test(name, contract_test):
     CONTRACT_TESTS[contract_test](row(name).model, shape(name))
 
 
-def sampled(name, devices, layers):
+def sampled(model, cfg, devices, layers):
     """Returns what is drawn over so many devices, along data."""
-    model, cfg = row(name).model, shape(name)
     mesh = make_mesh(MeshShape(data=devices), jax.devices()[:devices])
     rng = np.random.default_rng(5)
     prompts = PromptBatch(
@@ -83,18 +82,18 @@ def sampled(name, devices, layers):
             hidden, _ = model.forward(params, tokens, positions, None, cfg)
             return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
 
-        sampling_params = np.asarray(plain(params, out.tokens))
-    return jax.tree.map(np.asarray, out), sampling_params
+        log_probs = np.asarray(plain(params, out.tokens))
+    return jax.tree.map(np.asarray, out), log_probs
 
 
 @pytest.mark.parametrize("name, layers", [("Small", "unrolled"), ("Bag", "scanned")])
 def test_sampler_and_learner_are_one_model(name, layers):
-    one, sampling_params = sampled(name, 1, layers)
-    expected = np.take_along_axis(sampling_params[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
+    one, log_probs = sampled(row(name).model, shape(name), 1, layers)
+    expected = np.take_along_axis(log_probs[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
     assert one.action_mask.any(1).all()
     np.testing.assert_allclose(one.sampler_logprobs[:, 1:], np.where(one.action_mask[:, 1:], expected, 0), atol=2e-5)
     if name == "Small":
-        two, _ = sampled(name, 2, layers)
+        two, _ = sampled(row(name).model, shape(name), 2, layers)
         np.testing.assert_array_equal(one.tokens, two.tokens)
         np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
 
@@ -110,6 +109,26 @@ class Broken:
     vocab_size: int | None = None
     dtype: str = "float32"
     param_dtype: str = "float32"
+
+
+class Recurs(linen.Module):
+    cfg: Broken
+
+    def setup(self):
+        self.embed, self.head = linen.Embed(self.cfg.vocab_size, 8), linen.Dense(self.cfg.vocab_size)
+        self.layer = linen.RNN(linen.GRUCell(8))  # whose loop begins with zeros
+
+    def __call__(self, tokens, positions, mask):
+        return self.layer(self.embed(tokens))
+
+    def unembed(self, hidden):
+        return self.head(hidden)
+
+
+def test_a_recurrent_layer_of_flax_is_sampled_from():
+    out, log_probs = sampled(from_linen(Broken, Recurs).model, Broken(vocab_size=24), 2, "scanned")
+    expected = np.take_along_axis(log_probs[:, :-1], out.tokens[:, 1:, None], -1)[..., 0]
+    np.testing.assert_allclose(out.sampler_logprobs[:, 1:], np.where(out.action_mask[:, 1:], expected, 0), atol=2e-5)
 
 
 class Sees(linen.Module):
