@@ -147,15 +147,6 @@ def test_refills_resume_too(tmp_path):
     assert table(cut) == table(uninterrupted)
 
 
-def test_a_step_that_learns_from_no_token_has_no_entropy(tmp_path):
-    """DAPO leaves every group out where all rewards are equal."""
-    dapo = ["Online.objective=@DAPO()", "DAPO.max_refills=0", "Online.steps=1", "Regex.pattern='never'"]
-    run(tmp_path, *dapo)
-    (row,) = table(tmp_path)
-    assert row["update/tokens"] == row["reward/mean"] == 0
-    assert row["policy/entropy"] is row["policy/logprob"] is None
-
-
 def test_another_seed_is_another_run(tmp_path, uninterrupted):
     run(tmp_path, "Run.seed=1", "Online.steps=1")
     assert table(tmp_path)[0]["policy/entropy"] != table(uninterrupted[0])[0]["policy/entropy"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from jrl.resolve import load_config
-from jrl.run.records import Step, lost_signal, warn
+from jrl.run.records import Step, lost_signal, unmeasured, warn
 from jrl.run.report.messages import LostSignal
 
 
@@ -48,3 +48,12 @@ def test_a_signal_is_that_of_the_policy_in_this_stage(bindings, last, lost):
     batch = SimpleNamespace(host_scores=SimpleNamespace(first_problem=""))
     warn(job, Step(40, "rl", metrics, batch))
     assert job.lost_signal == lost and ("collapse" in warned) == (lost is not None)
+
+
+def test_a_mean_over_no_token_or_no_completion_is_not_one_of_0():
+    """A step of DAPO in which no group has a signal learns from nothing: an entropy of 0 would be a collapse."""
+    metrics = {"rollout/valid_share": 0.5, "update/tokens": 7.0, "reward/mean": 0.0, "policy/entropy": 0.0, "loss": 0.0}
+    metrics |= {"mismatch/k1": 0.0}
+    assert unmeasured(metrics) == {}
+    assert unmeasured(metrics | {"update/tokens": 0.0}) == {"policy/entropy": None, "mismatch/k1": None}
+    assert unmeasured(metrics | {"rollout/valid_share": 0.0}) == {"reward/mean": None}

@@ -362,8 +362,8 @@ def policy_beginning(job: Job, key: Array) -> TrainState:
         return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh), job.processes)
     if job.published is None:
         return job.programs.init(key)
-    tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
-    on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
+    of_total = lambda done, total: f": {10 * (10 * done // total)} % of {total / 1e9:.1f} GB" if total >= 1e9 else ""
+    on_progress = lambda done, total: job.display.phase(f"reading weights{of_total(done, total)}")
     weights = load(job.published, job.mesh, on_progress)
     refuse_other_weights(job, int(fetch(jax.jit(fingerprint)(weights))))
     if job.config.adapter is not None and job.config.adapter.base is not None:
@@ -540,10 +540,7 @@ def emit(job: Job, step: Step) -> Step:
     if step.batch is not None:
         step.metrics["time/tokens_per_second"] = step.sampled_tokens / step.seconds
     step.metrics |= time_metrics(job, step)
-    if step.metrics.get("rollout/valid_share") == 0:  # nothing was scored: no reward, not one of 0
-        step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
-    if step.metrics["update/tokens"] == 0:  # nothing was learned from: no entropy, not one of 0
-        step.metrics |= {name: None for name in step.metrics if name.startswith("policy/")}
+    step.metrics |= unmeasured(step.metrics)
     step.metrics["host/peak_bytes"] = job.memory.sample()
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     note_time(job)
@@ -570,6 +567,14 @@ def emit(job: Job, step: Step) -> Step:
     if why is not None:
         raise StopRun(f"at step {step.step} {why}")
     return step
+
+
+def unmeasured(metrics: Mapping[str, Any]) -> dict[str, None]:
+    """Returns {name: None} of a step's means over nothing, which would be read as means of 0."""
+    groups = () if metrics.get("rollout/valid_share") != 0 else ("reward/",)  # no completion was scored
+    if metrics.get("update/tokens") == 0:  # none was learned from, as where no group of DAPO has a signal
+        groups += ("policy/", "mismatch/")
+    return {name: None for name in metrics if name.startswith(groups)}
 
 
 def show_evaluation(job: Job, name: str, result: Mapping[str, Any]) -> None:
