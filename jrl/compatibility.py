@@ -472,9 +472,10 @@ def check_needs(stage: Stage, objective: Objective, config: Config, earlier: Map
         raise ValueError(f"{name} mixes the embeddings of tokens, which a Decoder reads and {model} does not; use "
                          f"{name}.share = None, or SFT")  # fmt: skip
     if isinstance(stage, Online) and stage.reset_reference_every is not None and not needs.reference:
+        weights = [field for field in ("kl", "kl_in_reward") if hasattr(stage.objective, field)]
         raise ValueError(
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as configured uses no "
-            "reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
+            f"reference; {''.join(f'set {name}.{field} = 0.01, or ' for field in weights)}leave it out"
         )
     if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
         raise ValueError(

@@ -128,8 +128,14 @@ def test_the_reference_is_a_moving_average_of_the_policy(tmp_path):
 
 
 def test_a_reference_that_nobody_reads_is_not_reset():
-    with pytest.raises(ConfigError, match="GRPO as configured uses no reference"):
-        jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
+    advice = {
+        "grpo": r"set GRPO\.kl = 0\.01, or leave",
+        "ppo": r"set PPO\.kl_in_reward = 0\.01, or leave",
+        "raft": "leave",
+    }
+    for recipe, said in advice.items():  # RAFT has no KL to set
+        with pytest.raises(ConfigError, match=f"as configured uses no reference; {said} it out"):
+            jrl.load_config(str(ROOT / "configs" / "algos" / f"{recipe}.gin"), ["Online.reset_reference_every=5"])
     prorl = str(ROOT / "configs" / "algos" / "prorl.gin")
     with pytest.raises(ConfigError, match=r"Online\.reference_decay needs a reference that moves"):
         jrl.load_config(prorl, ["Online.reference_decay=0.9", "Online.reset_reference_every=None"])
