@@ -408,6 +408,11 @@ def check_strategy(
     if stage.learner.prefix_sharing != "none" and not strategy.row.shares_prompt:
         raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
                          "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
+    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
+        given = "None" if stage.strategy is None else f"@{type(stage.strategy).__name__}()"
+        raise ValueError(f"{name} with Online.strategy = {given}: XPO and OnlineVPO compare the policy's samples "
+                         "with the reference's, which @ReferenceSamples() draws, and no other objective reads those; "
+                         "use the two together")  # fmt: skip
     has_branches = strategy.row.branches(strategy.config) is not None
     if objective.pairs is not None and objective.needs(stage.objective).logprobs and has_branches:
         raise ValueError(
@@ -421,11 +426,6 @@ def check_strategy(
     if stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
         raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
                          "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
-    if isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO | OnlineVPO):
-        given = "None" if stage.strategy is None else f"@{type(stage.strategy).__name__}()"
-        raise ValueError(f"{name} with Online.strategy = {given}: XPO and OnlineVPO compare the policy's samples "
-                         "with the reference's, which @ReferenceSamples() draws, and no other objective reads those; "
-                         "use the two together")  # fmt: skip
     if isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
 

@@ -225,6 +225,8 @@ def test_xpo_and_samples_of_the_reference_go_together():
     jrl.load_config(path)
     with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = None: XPO and OnlineVPO compare"):
         jrl.load_config(path, ["Online.strategy=None"])
+    with pytest.raises(ConfigError, match=r"XPO with Online\.strategy = @Branching\(\): .*; use the two together"):
+        jrl.load_config(path, ["Online.strategy=@Branching()", "Branching.first=2"])  # to leave it out would not do
     with pytest.raises(ConfigError, match=r"OnlineDPO with Online\.strategy = @ReferenceSamples"):
         jrl.load_config(path, ["Online.objective=@OnlineDPO()"])
     with pytest.raises(ConfigError, match=r"Online\.samples = 3 has no half"):
