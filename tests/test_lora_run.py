@@ -31,11 +31,11 @@ TINY = [
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
 
 
-def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY):
+def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY, begin_from=None):
     """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
     seen = []
     named = {binding.partition("=")[0]: binding for binding in [*over, *bindings]}
-    with contextlib.closing(jrl.steps(str(config), list(named.values()), run=folder)) as steps:
+    with contextlib.closing(jrl.steps(str(config), list(named.values()), run=folder, begin_from=begin_from)) as steps:
         for step in steps:
             seen.append(step)
             if step.step == stop_after:
@@ -128,14 +128,15 @@ def published(tmp_path_factory):
     return folder / "model"
 
 
-def published_run(published, folder, *bindings, steps=2):
+def published_run(published, folder, *bindings, steps=2, adapted=True, begin_from=None):
     gin = folder.parent / f"{folder.name}.gin"
     start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
     gin.write_text(
         f"{start}Config.model = @Published()\nPublished.path = '{published}'\n{rest.split(chr(10) * 2, 1)[1]}"
     )
-    over = [binding for binding in TINY if not binding.startswith("Decoder")]
-    run(folder, f"Online.steps={steps}", *bindings, config=gin, over=over)
+    left_out = ("Decoder",) if adapted else ("Decoder", "Config.adapter", "LoRA")
+    over = [binding for binding in TINY if not binding.startswith(left_out)]
+    run(folder, f"Online.steps={steps}", *bindings, config=gin, over=over, begin_from=begin_from)
     return folder
 
 
@@ -207,6 +208,23 @@ def test_a_run_may_begin_from_an_adapter_and_needs_it_no_more(published, tmp_pat
     for path in adapter.iterdir():
         path.unlink()
     published_run(published, tmp_path / "again", f"Published.adapter='{adapter}'", steps=2)
+
+
+def test_an_adapter_over_weights_that_another_run_trained_is_not_said_to_be_one_of_the_published(published, tmp_path):
+    """base_model_name_or_path would name a folder that does not hold its base."""
+    full = published_run(published, tmp_path / "full", steps=1, adapted=False)
+    over_full = published_run(published, tmp_path / "over_full", steps=1, begin_from=full)
+    with pytest.raises(ValueError, match=r"the frozen weights of .* are those that .*full trained"):
+        export_adapter(over_full, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    first = published_run(published, tmp_path / "first", steps=1)
+    second = published_run(published, tmp_path / "second", steps=1, begin_from=first)
+    export_adapter(second, tmp_path / "out")  # whose adapters it continued
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(published)
+    first.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"with which it began, and whose config\.json is not there"):
+        export_adapter(second, tmp_path / "third")
 
 
 def test_frozen_weights_may_be_bfloat16_and_trained_ones_may_not():

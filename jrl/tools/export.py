@@ -33,6 +33,7 @@ from jrl.models.pretrained.published import (
     read_config,
 )
 from jrl.models.shape import Decoder
+from jrl.run.begin_from import origin_of
 from jrl.run.trained import NoTokenizer, Trained, is_published, open_trained
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.contract import SAVED_AS
@@ -160,13 +161,7 @@ def export_adapter(
     policy = trained.policy
     if policy.config.adapter is None:
         raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")
-    initial = json.loads(paths.read_bytes(Path(source) / "config.json"))["model"]
-    if not isinstance(policy.config.model, Published) or initial["adapter"] is not None:
-        origin = "were drawn at random" if "path" not in initial else f"have the adapter {initial['adapter']} in them"
-        raise ValueError(
-            f"the frozen weights of {source} {origin}: no folder holds them, and an adapter without them is of no use. "
-            "Leave --adapter-only out"
-        )
+    base = frozen_folder(Path(source))
     if any(name in EXPERTS for name in trained.params.adapters):
         raise ValueError(f"{source} has adapters to experts, whose format differs between versions of PEFT. Leave "
                          "--adapter-only out")  # fmt: skip
@@ -182,12 +177,39 @@ def export_adapter(
     files = peft.write(
         to,
         modules,
-        base=initial["path"],
+        base=base,
         rslora=policy.config.adapter.scaling == "alpha/sqrt(rank)",
         transposed=any(transposed(tensor_plans[f"{name}.weight"].slots[0].place) for name in modules),
         dtype=dtype,
     )
     return trained.step, files
+
+
+def frozen_folder(run: Path) -> str:
+    """Returns the published folder that holds the frozen weights of a run with adapters: its own, or that of the run
+    whose adapters it continued. Raises ValueError if no folder holds them."""
+    initial, began = json.loads(paths.read_bytes(run / "config.json"))["model"], origin_of(run, None)
+    advice = "Leave --adapter-only out"
+    if "path" not in initial:
+        why = "were drawn at random"
+    elif began is not None:
+        try:
+            adapted = json.loads(paths.read_bytes(began.folder / "config.json"))["adapter"] is not None
+        except FileNotFoundError:
+            raise ValueError(
+                f"the frozen weights of {run} are those of {began.run}, with which it began, and whose config.json is "
+                f"not there to say which folder holds them. {advice}"
+            ) from None
+        if adapted:
+            return frozen_folder(began.folder)
+        why = f"are those that {began.run} trained"
+        advice += f", or export {began.run} and train adapters on that folder"
+    elif initial["adapter"] is not None:
+        why = f"have the adapter {initial['adapter']} in them"
+    else:
+        return initial["path"]
+    raise ValueError(f"the frozen weights of {run} {why}: no folder holds them, and an adapter without them is of no "
+                     f"use. {advice}")  # fmt: skip
 
 
 def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
