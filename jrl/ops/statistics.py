@@ -103,6 +103,22 @@ def bootstrap_interval(
     return Interval(float(values.mean()), float(low), float(high), n)
 
 
+def share_interval(values: Array, *, confidence: float = 0.95) -> Interval:
+    """Returns the mean of one share a problem with a bootstrap interval over problems.
+
+    Where all problems have the same share, or there is only one, resampling shows no spread: 3 wins of 3 would have an
+    interval of no width. The interval is then Wilson's.
+
+    Args:
+      values: [problems] float in [0, 1]: pass@k, majority@k, wins.
+    """
+    values = np.asarray(values, np.float64)
+    n = len(values)
+    if n and values.min() == values.max():
+        return Interval(float(values[0]), *wilson(values[0] * n, n, confidence=confidence), n)
+    return bootstrap_interval(values, confidence=confidence)
+
+
 def clustered_bootstrap(
     problems: Sequence[Array], statistic: Statistic, *, confidence: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> Interval:  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrl.ops.statistics import Interval, bootstrap_interval, wilson
+from jrl.ops.statistics import Interval, share_interval
 
 Array = np.ndarray
 RIDGE = 1e-3  # keeps the coefficients finite where one policy wins everywhere
@@ -22,19 +22,14 @@ def swapped_wins(first: Array, second: Array) -> Array:
 
 
 def win_rate(wins: Array, *, confidence: float = 0.95) -> Interval:
-    """Returns M11, (wins + ties / 2) / n over the prompts that were judged, with a bootstrap interval over prompts.
-
-    Where all prompts have the same outcome, or there is only one, resampling shows no spread: 3 wins of 3 would have an
-    interval of no width. The interval is then Wilson's.
+    """Returns M11, (wins + ties / 2) / n over the prompts that were judged, with an interval over prompts
+    (`share_interval`).
 
     Args:
       wins: [n] float in [0, 1], as `swapped_wins` gives them; NaN: not judged. The count of the judged is Interval.n.
     """
     wins = np.asarray(wins, np.float64)
-    wins = wins[np.isfinite(wins)]
-    if len(wins) and wins.min() == wins.max():
-        return Interval(float(wins[0]), *wilson(wins[0] * len(wins), len(wins), confidence=confidence), len(wins))
-    return bootstrap_interval(wins, confidence=confidence)
+    return share_interval(wins[np.isfinite(wins)], confidence=confidence)
 
 
 def length_controlled(wins: Array, length_difference: Array, difficulty: Array | None = None) -> float:

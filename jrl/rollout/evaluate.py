@@ -187,12 +187,12 @@ def report(
         while k <= samples:
             for name, estimate in (("pass_at_k", statistics.pass_at_k), ("all_of_k", statistics.all_of_k)):
                 per_prompt = estimate(correct[full].sum(axis=1), samples, k)
-                out[name][str(k)] = interval_json(statistics.bootstrap_interval(per_prompt))
+                out[name][str(k)] = interval_json(statistics.share_interval(per_prompt))
             votes = [
                 statistics.majority_at_k(_votes(answers, verdicts, p), correct[p].tolist(), k)
                 for p in np.flatnonzero(full)
             ]
-            out["majority_at_k"][str(k)] = interval_json(statistics.bootstrap_interval(np.array(votes)))
+            out["majority_at_k"][str(k)] = interval_json(statistics.share_interval(np.array(votes)))
             k *= 2
         if rewards is not None:
             out["best_of_k"] = {str(k): best_of(rewards[:, :k]) for k in map(int, out["pass_at_k"]) if k > 1}

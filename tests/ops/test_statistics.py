@@ -24,6 +24,7 @@ from jrl.ops.statistics import (
     probability_of_improvement,
     problem_means,
     proportion_interval,
+    share_interval,
     stratified_bootstrap,
     wilson,
 )  # fmt: skip
@@ -141,6 +142,14 @@ def test_problem_means_on_the_reference_numbers():
     scored = [[True, False], [False, False], [True, True], [True, True]]
     scores = [[1, math.nan], [math.nan, math.nan], [0, 1], [1, 1]]
     assert problem_means(scores, scored).tolist() == [1.0, 0.5, 1.0]
+
+
+def test_an_interval_of_equal_shares_has_a_width():
+    # Wilson, 0 of 20, z = 1.96: the upper end is z^2 / (n + z^2) = 3.8415 / 23.8415 = 0.1611
+    assert share_interval(np.zeros(20)) == pytest.approx((0, 0, 0.1611, 20), abs=1e-4)
+    assert share_interval(np.ones(20)) == pytest.approx((1, 1 - 0.1611, 1, 20), abs=1e-4)
+    assert share_interval([0.0, 1.0, 0.5]) == bootstrap_interval([0.0, 1.0, 0.5])
+    assert np.isnan(share_interval([])[:3]).all()
 
 
 def test_pass_at_k_by_hand():
