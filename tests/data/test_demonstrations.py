@@ -7,7 +7,7 @@ from data_fakes import TOKENIZER, numbered
 from jrl.rollout.prompts import prompt_batch
 from jrl.tasks.data.demonstrations import SOURCE, Demonstrations
 from jrl.tasks.data.prompts import Data, Visit, is_held_out
-from jrl.tasks.data.stored import padded_rows
+from jrl.tasks.data.stored import padded_rows, stack
 from jrl.tasks.data.stream import open_stream
 from jrl.tasks.data.survey import texts_of
 from jrl.tasks.example import Example, Message, visit_uid
@@ -126,3 +126,8 @@ def test_tokenizer_texts_are_those_of_the_training_split():
     assert texts == [text for i in train for text in (f"q{i}", str(i))]
     # Indices 0, 10, 20, 30 are looked at.
     assert list(texts_of(source, config, 4)) == [t for i in train if i % 10 == 0 for t in (f"q{i}", str(i))]
+
+
+def test_a_sequence_longer_than_the_rows_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"have 5 tokens, more than width = 4.*check_fits"):
+        stack([([1, 2], [3], 1.0), ([1, 2], [3, 4, 5], 1.0)], 1, 0, 4)

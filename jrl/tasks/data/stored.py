@@ -76,6 +76,8 @@ def stack(
 
     Args:
       width: T, columns of the arrays; at least the tokens of the longest sequence.
+
+    Raises: ValueError for a longer sequence.
     """
     count = len(sequences)
     tokens = np.full((count, width), pad_id, np.int32)
@@ -83,6 +85,9 @@ def stack(
     action_mask = np.zeros((count, width), bool)
     for i, (prompt, completion, _) in enumerate(sequences):
         length[i] = len(prompt) + len(completion)
+        if length[i] > width:
+            raise ValueError(f"a prompt and its completion have {length[i]} tokens, more than width = {width}; leave "
+                             "out such visits, as jrl.tasks.data.stored.check_fits does")  # fmt: skip
         tokens[i, : length[i]] = [*prompt, *completion]
         action_mask[i, len(prompt) : length[i]] = True
     label = np.array([label for _, _, label in sequences], np.float32)
