@@ -57,6 +57,22 @@ def fake_steps(config, bindings, *, parts, run):
         yield types.SimpleNamespace(step=step, metrics=row, texts=[("prompt", "completion")])
 
 
+@pytest.mark.parametrize("name", ["first_run.ipynb", "own_objective.ipynb"])
+def test_without_jrl_it_is_installed_from_the_checkout_alone(name, tmp_path, monkeypatch):
+    """jrl is on no index; a package that has its name there is somebody else's."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command[1:]))
+    monkeypatch.chdir(ROOT / "notebooks")
+    exec(compile(cells(name)[0], "<cell>", "exec"), {})
+    (command,) = ran
+    assert command[:-1] == ["-m", "pip", "install", "--quiet"] and command[-1].startswith(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="not in a checkout of jrl"):
+        exec(compile(cells(name)[0], "<cell>", "exec"), {})
+    assert len(ran) == 1
+
+
 def test_running_it_again_plots_the_same(plots):
     space: dict = {}
     for _ in range(2):
