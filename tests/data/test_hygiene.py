@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 from jrl.tasks.data.contamination import EvaluationIndex, words
 from jrl.tasks.data.hygiene import answer_type, clean
 from jrl.tasks.example import Example, Message
@@ -83,3 +86,22 @@ def test_the_same_question_under_another_system_message_is_another_prompt():
     # Three words, and three of the system message; an evaluation set's prompts are compared without those.
     assert clean([one], [], most_words=5).counts == {"too_long": 1} and clean([one], [], most_words=6).indices == [0]
     assert clean([one], [other]).counts == {"contaminated": 1}
+
+
+def test_no_example_is_kept_while_others_are_read():
+    """Examples with prompts, answers or both in common: at most the one read last and its successor exist."""
+    texts, alive, most = [("what is one plus one", "2"), ("what is one plus one", "3"), ("so", "1")] * 20, [], 0
+
+    def read():
+        nonlocal most
+        for i, pair in enumerate(texts):
+            one = example(f"{pair[0]} {i % 7}", pair[1])
+            alive.append(weakref.ref(one))
+            gc.collect()
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield one
+
+    found = clean(read(), [])
+    # Of 7 prompts "so .." each is kept once; each "what is one plus one .." has both answers, so all 40 go.
+    assert found.counts == {"disagreement": 40, "duplicate": 13} and len(found.indices) == 7
+    assert most <= 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from jrl.tasks.data.contamination import EvaluationIndex, words
 from jrl.tasks.example import Example
@@ -33,7 +36,7 @@ def answer_type(example: Example) -> str | None:
 
 
 def clean(
-    examples: Sequence[Example], evaluation: Iterable[Example], *, n: int = 10, most_words: int | None = None
+    examples: Iterable[Example], evaluation: Iterable[Example], *, n: int = 10, most_words: int | None = None
 ) -> CleanResult:
     """Returns F13: the remaining examples, and how many each rule dropped.
 
@@ -41,7 +44,7 @@ def clean(
     (the prompt of an earlier example), "contaminated", "too_long", then those of `answer_type`. Prompts are the same if
     they differ only in case, spacing and final punctuation (except a "!" right after a digit or ")", as of a
     factorial); answers, if only in case, spaces and a final period. "contaminated" ignores system messages;
-    `answer_type` reads the last message only.
+    `answer_type` reads the last message only. The examples are read once, and none is kept.
 
     Args:
       evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt with fewer words must match as
@@ -50,29 +53,38 @@ def clean(
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """
     index = EvaluationIndex(evaluation, n)
-    prompts = [tuple((message.role, _normalized(message.content)) for message in example.messages)
-               for example in examples]  # fmt: skip
-    answers: dict[tuple[tuple[str, str], ...], set[str]] = {}
-    for prompt, example in zip(prompts, examples):
-        answers.setdefault(prompt, set()).add("".join((example.answer or "").casefold().split()).removesuffix("."))
-    indices, counts, seen = [], {}, set()
-    for i, (prompt, example) in enumerate(zip(prompts, examples)):
-        if len(answers[prompt]) > 1:
-            rule = "disagreement"
-        elif prompt in seen:
-            rule = "duplicate"
-        elif index.overlap(example) is not None:
-            rule = "contaminated"
-        elif most_words is not None and sum(len(words(text)) for _, text in prompt) > most_words:
-            rule = "too_long"
+    first_with: dict[bytes, int] = {}  # digest of a prompt -> its first example
+    first, answers, rules = array.array("Q"), array.array("Q"), []  # of every example; a rule only of a first one
+    disagreeing: set[int] = set()
+    for i, example in enumerate(examples):
+        prompt = [(message.role, _normalized(message.content)) for message in example.messages]
+        first.append(first_with.setdefault(_digest(prompt)[:16], i))
+        answer = "".join((example.answer or "").casefold().split()).removesuffix(".")
+        answers.append(int.from_bytes(_digest(answer)[:8], "little"))
+        if answers[first[i]] != answers[i]:
+            disagreeing.add(first[i])
+        is_first = first[i] == i
+        if is_first and index.overlap(example) is not None:
+            rules.append("contaminated")
+        elif is_first and most_words is not None and sum(len(words(text)) for _, text in prompt) > most_words:
+            rules.append("too_long")
         else:
-            rule = answer_type(example)
-        seen.add(prompt)
+            rules.append(answer_type(example) if is_first else None)
+    indices, counts = [], {}
+    for i, (earliest, rule) in enumerate(zip(first, rules)):
+        if earliest in disagreeing:
+            rule = "disagreement"
+        elif earliest != i:
+            rule = "duplicate"
         if rule is None:
             indices.append(i)
         else:
             counts[rule] = counts.get(rule, 0) + 1
     return CleanResult(indices, counts)
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).digest()
 
 
 def _normalized(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrl.tasks.data.hygiene import clean
 from jrl.tasks.envs.contract import REPEATED_PROMPT, Generated, Source, digest_of, named_verifiers, tasks_of
+from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop
 
 
@@ -35,14 +36,12 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
     if config.ngram < 1 or (config.max_words is not None and config.max_words < 1):
         raise ValueError(f"Cleaned.ngram and max_words must be at least 1; got {config.ngram} and {config.max_words}")
 
-    def examples(source: Source) -> list:
-        read = []
+    def examples(source: Source) -> Iterator[Example]:
         for index in range(len(source)):
             check_stop(stop, "reading the examples to be cleaned")
-            read.append(source[index])
-        return read
+            yield source[index]
 
-    held_out = [example for evaluation_set in evaluation for example in examples(evaluation_set)]
+    held_out = (example for evaluation_set in evaluation for example in examples(evaluation_set))
     indices, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
     if not indices:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))
