@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jrl import cli
-from jrl.tasks.data.contamination import EvaluationIndex, described, repeats
+from jrl.tasks.data.contamination import EvaluationIndex, described
 from jrl.tasks.envs import ENVS, Generated, open_source
 from jrl.tasks.envs.filtered import Filtered, open_filtered
 from jrl.tasks.example import Example, Message
@@ -65,7 +65,32 @@ def test_examples_repeat_only_where_every_text_does():
     same = asked("a", "q", rejected="r")
     others = [asked("b", "q"), asked("c", "q", "2", rejected="r"), asked("d", "q", rejected="s"),
               asked("e", "Q", rejected="r"), asked("f", "q", rejected="r", label=True)]  # fmt: skip
-    assert repeats([same, *others, asked("g", "q", rejected="r", score=3), same]) == [(6, 0), (7, 0)]
+    source = open_filtered(
+        Filtered(task=None), source_of(same, *others, asked("g", "q", rejected="r", score=3), same), ()
+    )
+    assert source.indices.tolist() == [0, 1, 2, 3, 4, 5] and source.counts["duplicate"] == 2
+
+
+def test_data_is_read_once_and_a_repeated_prompt_is_looked_up_once(monkeypatch):
+    """Both sets repeat prompts, as DAPO-Math-17k and AIME-2024 are published, and all have a template's words in
+    common: 4 prompts 25 times, 3 prompts 10 times."""
+    looked_up = []
+    plain = EvaluationIndex._most_shared
+    monkeypatch.setattr(
+        EvaluationIndex,
+        "_most_shared",
+        lambda index, known: looked_up.append(sum(map(len, known))) or plain(index, known),
+    )
+    template = "answer this in the last line please"  # 7 words: 2 6-grams
+    train = [asked(f"t{i}", f"{template} t{i % 4} a b c d e f g") for i in range(100)]
+    held_out = [asked(f"e{i}", f"{template} e{i % 3} h i j k l m n") for i in range(30)]
+    reads = []
+    source = Generated(100, lambda i: reads.append(i) or train[i], "x", verifiers=frozenset())
+    config = Filtered(task=None, contaminated="report", ngram=6, overlap=0.4)
+    filtered = open_filtered(config, source, (source_of(*held_out),))
+    # The template is 7 of an evaluation prompt's 15 words, above 0.4 of them.
+    assert filtered.overlaps[99] == ("t99", "e0", "ngram", 7 / 15) and len(filtered.overlaps) == 100
+    assert reads == [*range(100)] and looked_up == [2 * 3] * 4  # two n-grams, each in three distinct prompts
 
 
 TRAIN = [asked("t0", "one two three four five six"), asked("t1", "fresh"), asked("t2", "fresh"),

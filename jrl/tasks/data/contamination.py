@@ -40,12 +40,13 @@ class EvaluationIndex:
         self._lengths: list[int] = []
         self._exact: dict[tuple[str, ...], int] = {}
         self._grams: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # -> (prompt, the n-gram's first word in it)
+        self._shared: dict[bytes, tuple[int, float]] = {}  # digest of a looked-up prompt -> (prompt, share)
         for index, example in enumerate(examples):
             text = words(prompt_text(example))
             self._names.append(example.id)
             self._lengths.append(len(text))
-            if text:
-                self._exact.setdefault(text, index)
+            if not text or self._exact.setdefault(text, index) != index:
+                continue  # published sets repeat a prompt for every sample of it
             for i in range(len(text) - n + 1 if n is not None else 0):
                 self._grams.setdefault(text[i : i + n], []).append((index, i))
 
@@ -57,17 +58,30 @@ class EvaluationIndex:
         text = words(prompt_text(example))
         if text in self._exact:
             return Overlap(example.id, self._names[self._exact[text]], "exact", 1.0)
-        if self._n is None:
+        if not self._grams:
             return None
-        covered: dict[int, set[int]] = {}
-        for gram in {text[i : i + self._n] for i in range(len(text) - self._n + 1)}:
-            for index, first in self._grams.get(gram, ()):
-                covered.setdefault(index, set()).update(range(first, first + self._n))
-        if not covered:
+        grams = {text[i : i + self._n] for i in range(len(text) - self._n + 1)}
+        known = [self._grams[gram] for gram in grams if gram in self._grams]
+        if not known:
             return None
-        shares = {index: len(positions) / self._lengths[index] for index, positions in covered.items()}
+        # Prompts with a template in common share its n-grams with each other: looking up is slow, and published
+        # training sets repeat prompts too.
+        digest = hashlib.sha256(" ".join(text).encode()).digest()[:16]
+        if digest not in self._shared:
+            self._shared[digest] = self._most_shared(known)
+        most, share = self._shared[digest]
+        return Overlap(example.id, self._names[most], "ngram", share)
+
+    def _most_shared(self, known: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, float]:
+        """Returns the evaluation prompt with the largest share of its words in these n-grams, and that share."""
+        covered: dict[int, int] = {}  # prompt -> its words that are in shared n-grams, as bits
+        run = (1 << self._n) - 1
+        for places in known:
+            for index, first in places:
+                covered[index] = covered.get(index, 0) | run << first
+        shares = {index: bits.bit_count() / self._lengths[index] for index, bits in covered.items()}
         most = min(shares, key=lambda index: (-shares[index], index))
-        return Overlap(example.id, self._names[most], "ngram", shares[most])
+        return most, shares[most]
 
 
 def prompt_text(example: Example) -> str:
@@ -80,17 +94,6 @@ def example_digest(example: Example) -> bytes:
     prompt = [[m.role, m.content] for m in example.messages]
     rest = [example.answer, example.info.get("rejected"), example.info.get("label")]
     return hashlib.sha256(json.dumps([prompt, rest], ensure_ascii=False).encode()).digest()[:16]
-
-
-def repeats(examples: Iterable[Example]) -> list[tuple[int, int]]:
-    """Returns (index, index of the first occurrence) of every example that exactly repeats an earlier one."""
-    first: dict[bytes, int] = {}
-    pairs = []
-    for index, example in enumerate(examples):
-        earliest = first.setdefault(example_digest(example), index)
-        if earliest != index:
-            pairs.append((index, earliest))
-    return pairs
 
 
 def described(overlaps: Sequence[Overlap], most: int) -> list[str]:

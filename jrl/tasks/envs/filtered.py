@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jrl.tasks.data.contamination import EvaluationIndex, Overlap, described, repeats
+from jrl.tasks.data.contamination import EvaluationIndex, Overlap, described, example_digest
 from jrl.tasks.envs.contract import REPEATED_PROMPT, Source, digest_of, in_range, named_verifiers, tasks_of
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop, never
@@ -72,9 +72,14 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
             yield source[index]
 
     index = EvaluationIndex((example for held_out in evaluation for example in examples(held_out)), config.ngram)
-    every = {i: index.overlap(example) for i, example in enumerate(examples(source))} if len(index) else {}
-    overlaps = {i: overlap for i, overlap in every.items() if overlap is not None and overlap.share > config.overlap}
-    duplicates = repeats(examples(source))
+    overlaps: dict[int, Overlap] = {}
+    duplicates: list[tuple[int, int]] = []  # (example, the first that it repeats)
+    first_with: dict[bytes, int] = {}
+    for i, example in enumerate(examples(source)):
+        if (overlap := index.overlap(example)) is not None and overlap.share > config.overlap:
+            overlaps[i] = overlap
+        if (first := first_with.setdefault(example_digest(example), i)) != i:
+            duplicates.append((i, first))
     if overlaps and config.contaminated == "refuse":
         lines = "; ".join(described(tuple(overlaps.values()), 5))
         raise ValueError(f"{len(overlaps)} of {len(source)} examples hold prompts of Filtered.evaluation: {lines}. "
