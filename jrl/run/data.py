@@ -21,7 +21,7 @@ from jrl.tasks.envs.contract import REPEATED_PROMPT, Source, digest_of, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.stopping import Stop
 
-SHOWN_EVERY = 1000  # rows
+SHOWN_EVERY = 100  # rows; one may take a tenth of a second
 LOOKED_AT = 16  # examples of a stored source to try before a run begins
 
 
@@ -41,7 +41,7 @@ def open_data(config: Config, tables: Tables, stop: Stop) -> RunData:
 
 
 def showing_rows(stop: Stop, phase: Callable[..., None]) -> Stop:
-    """Returns `stop` for `open_data`, which polls it at every row, so that the display's phase "data" counts them."""
+    """Returns `stop` for what polls it at every row that it reads, so that the display's phase "data" counts them."""
     polls = itertools.count(1)
 
     def poll() -> bool:

@@ -221,10 +221,8 @@ def open_job(
         path = stack.enter_context(held_folder(folder, processes))
         display = stack.enter_context(shown(config, show, stop, processes))
         display.phase("data")
-        if beside is None:
-            data = open_data(config, parts.tables, showing_rows(stop.is_set, display.phase))
-        else:
-            data = RunData(beside.source, beside.stored)
+        polled = showing_rows(stop.is_set, display.phase)
+        data = open_data(config, parts.tables, polled) if beside is None else RunData(beside.source, beside.stored)
         note_counts(config, data, display.note)
         digest = data_fingerprint(config, data.source, data.stored)
         processes.agree("data", {"data": digest, "examples": len(data.source)})
@@ -281,7 +279,7 @@ def open_job(
             address=folder.address,
         )
         if beside is None and (changes or not paths.exists(path / "manifest.json")):  # all members have the same data
-            preflight_data(config, data, tokenizer, job.stages, job.scorer, job.held_out, stop.is_set)
+            preflight_data(config, data, tokenizer, job.stages, job.scorer, job.held_out, polled)
         begin_folder(job, initial_config, manifest, changes)
         stack.callback(close_files, job)
         yield job

@@ -30,7 +30,7 @@ def test_examples_that_are_kept_are_told_from_those_that_are_dropped():
 
 
 def test_rows_are_counted_while_they_are_read():
-    shown, asked = [], iter([False] * 2500 + [True])
+    shown, asked = [], iter([False] * 250 + [True])
     poll = showing_rows(lambda: next(asked), lambda name, done: shown.append((name, done)))
-    assert [poll() for _ in range(2501)] == [False] * 2500 + [True]
-    assert shown == [("data", 1000), ("data", 2000)]
+    assert [poll() for _ in range(251)] == [False] * 250 + [True]
+    assert shown == [("data", 100), ("data", 200)]

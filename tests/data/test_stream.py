@@ -9,10 +9,12 @@ import pytest
 from data_fakes import TOKENIZER, numbered
 
 from jrl.tasks.data.held_out import held_out
+from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, dropped_prompts, is_held_out
 from jrl.tasks.data.stream import open_stream
 from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.addition import Addition, open_addition
+from jrl.tasks.envs.contract import Generated
 from jrl.tasks.example import Example, Message, visit_uid
 from jrl.tasks.stopping import StopRequested
 
@@ -124,6 +126,27 @@ def test_held_out_prompts_are_distinct_and_the_same_every_time():
     assert visits == held_out(source, TOKENIZER, config, 500, seed=0)
     assert visits != held_out(source, TOKENIZER, config, 500, seed=1)
     assert held_out(source, TOKENIZER, config, 20, seed=0) == visits[:20]
+
+
+@pytest.mark.parametrize("n", [50, 110])
+def test_held_out_prompts_of_a_large_file_are_read_in_its_order(n):
+    """Reading a row of another row group unpacks it: 60 groups of 100 rows, of which 1 in 10 is held out and 2 in 10
+    of these fit, so about 120. Looking for 50 in a random order unpacks some 2,500 groups."""
+    config = Data(prompt_length=32, on_bad_prompt="drop")
+    texts = ["y" * (10 if i % 10 < 2 else 40) + str(i) for i in range(6000)]
+    unpacked = [-1]
+
+    def make(index):
+        if unpacked[-1] != index // 100:
+            unpacked.append(index // 100)
+        return Example(str(index), (Message("user", texts[index]),))
+
+    visits = held_out(Generated(6000, make, "x"), TOKENIZER, config, n, seed=0)
+    # 500 or 1,100 are looked at first, then as many as are missing, or as before: at most 5 passes over the groups.
+    assert len(visits) == n and len(unpacked) - 1 <= 5 * 60
+    order = open_order(6000, 0)
+    usable = [str(i) for i in map(order, range(6000)) if i % 10 < 2 and is_held_out(make(i), config)]
+    assert [visit.example.id for visit in visits] == usable[:n]
 
 
 def test_more_held_out_prompts_than_there_are_is_refused_with_the_number():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
-from jrl.tasks.example import visit_uid
+from jrl.tasks.example import Example, visit_uid
 from jrl.tasks.stopping import Stop, check_stop, never
 
 
@@ -20,23 +21,24 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
     order = open_order(len(source), seed)
     visits: list[Visit] = []
     seen: set[bytes] = set()
-    bad = 0
-    for position in range(len(source)):
-        if len(visits) == n:
-            break
-        check_stop(stop, "looking for held-out prompts")
-        example = source[order(position)]
-        digest = example.prompt_digest()
-        if not is_held_out(example, config) or digest in seen:
-            continue
-        seen.add(digest)
-        prompt, cause = encode_prompt(example, tokenizer, config)
-        if cause is None:
-            visits.append(Visit(example, visit_uid(example.id, 0), prompt))
-        elif config.on_bad_prompt == "refuse":
-            raise refusal(example, cause, len(prompt), config)
-        else:
-            bad += 1
+    bad = read = 0
+    while len(visits) < n and read < len(source):
+        # As many as probably are enough; where few can be used, as many as before.
+        count = max((n - len(visits)) * (config.held_out_every or 1), read)
+        positions = range(read, min(read + count, len(source)))
+        read = positions.stop
+        for example in _held_out_examples(source, [order(position) for position in positions], config, stop):
+            digest = example.prompt_digest()
+            if len(visits) == n or digest in seen:
+                continue
+            seen.add(digest)
+            prompt, cause = encode_prompt(example, tokenizer, config)
+            if cause is None:
+                visits.append(Visit(example, visit_uid(example.id, 0), prompt))
+            elif config.on_bad_prompt == "refuse":
+                raise refusal(example, cause, len(prompt), config)
+            else:
+                bad += 1
     if len(visits) < n:
         raise ValueError(
             f"{n} held-out prompts requested, {len(visits)} distinct usable ones found among {len(source)} examples "
@@ -44,3 +46,14 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
             f"{len(visits)}, or hold out more by a smaller Data.held_out_every"
         )
     return visits
+
+
+def _held_out_examples(source: Source, indices: Sequence[int], config: Data, stop: Stop) -> list[Example]:
+    """Returns the held-out ones of these examples. Reads them in the source's order: a file may unpack thousands of
+    rows for each that is read in a random one."""
+    examples: dict[int, Example] = {}
+    for index in sorted(indices):
+        check_stop(stop, "looking for held-out prompts")
+        if is_held_out(example := source[index], config):
+            examples[index] = example
+    return [examples[index] for index in indices if index in examples]
