@@ -128,6 +128,25 @@ def test_held_out_prompts_are_distinct_and_the_same_every_time():
     assert held_out(source, TOKENIZER, config, 20, seed=0) == visits[:20]
 
 
+def test_the_prompts_of_a_step_are_read_once_and_in_the_files_order():
+    """Six row groups of 10 rows, and 39 visits: of 39 rows about 13 are held out, of 13 more 4, of 4 more one. The four
+    passes unpack at most 6 + 6 + 4 + 1 groups; 57 rows in a random order unpack some 47."""
+    config, reads = Data(prompt_length=32, held_out_every=3), []
+    plain = numbered(60)
+    stream = stream_of(Generated(60, lambda i: reads.append(i) or plain[i], "x"), config)
+    visits = stream.next(39)
+    order = open_order(60, 0)
+    train = [i for i in map(order, range(120)) if not is_held_out(plain[i], config)]
+    assert [visit.index for visit in visits] == train[:39]
+    assert sorted(reads) == sorted(map(order, range(stream.get_state()["position"])))  # none is read in vain
+    groups = [i // 10 for i in reads]
+    assert sum(a != b for a, b in zip([-1, *groups], groups)) <= 6 + 6 + 4 + 1
+    more = stream.next(80)  # past the epoch's end
+    assert [visit.index for visit in more] == [i for i in map(order, range(240)) if not is_held_out(plain[i], config)][
+        39:119
+    ]
+
+
 @pytest.mark.parametrize("n", [50, 110])
 def test_held_out_prompts_of_a_large_file_are_read_in_its_order(n):
     """Reading a row of another row group unpacks it: 60 groups of 100 rows, of which 1 in 10 is held out and 2 in 10

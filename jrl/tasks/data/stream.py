@@ -7,7 +7,7 @@ Every process of a run reads the same prompts in the same order, and a position 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from jrl.tasks.data.curricula import ConfiguredCurriculum, Outcomes, none_left, 
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import NOT_DROPPED, Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
-from jrl.tasks.example import visit_uid
+from jrl.tasks.example import Example, visit_uid
 from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
 
@@ -31,6 +31,7 @@ class Stream:
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
+        self._ahead: dict[int, Example] = {}  # by index, examples of the next positions
         self._is_training: np.ndarray | None = None
         self.outcomes: Outcomes | None = None  # of the examples, if a stage has a curriculum
         # Both count the first pass only: later passes drop the same examples.
@@ -45,7 +46,7 @@ class Stream:
         """
         before = self.get_state()
         try:
-            return [self._advance() for _ in range(n)]
+            return [self._advance(n - i) for i in range(n)]
         except StopRequested:
             self.set_state(before)
             raise
@@ -149,15 +150,17 @@ class Stream:
         self.counts = {cause: int(count) for cause, count in state["counts"].items()}
         self.seen = int(state["seen"])
 
-    def _advance(self) -> Visit:
+    def _advance(self, missing: int) -> Visit:
+        """Returns the next visit. missing: visits that are needed, this one included."""
         # Any window of 2 * size - 1 positions contains a whole epoch, so finding nothing means an empty split.
         for _ in range(2 * self._size):
-            check_stop(self._stop, "reading prompts")
             position = self._position
             if position == self._size:
                 self._check_dropped()
             index = self._order(position)
-            example = self._source[index]
+            if index not in self._ahead:
+                self._ahead = self._read_in_order({self._order(position + i) for i in range(missing)})
+            example = self._ahead.pop(index)
             self._position += 1
             if is_held_out(example, self._config):
                 continue
@@ -172,6 +175,15 @@ class Stream:
             f"none of the {self._size} examples can be used for training "
             f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"
         )
+
+    def _read_in_order(self, indices: Iterable[int]) -> dict[int, Example]:
+        """Returns these examples, read in the source's order: in a random one, a file may unpack thousands of rows for
+        each of them."""
+        examples = {}
+        for index in sorted(indices):
+            check_stop(self._stop, "reading prompts")
+            examples[index] = self._source[index]
+        return examples
 
     def _count(self, cause: str | None) -> None:
         """Counts an example of the first pass, dropped for `cause`; None: not dropped."""
