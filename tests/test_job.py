@@ -16,8 +16,9 @@ import pytest
 from mutated_config import leaves, mutations
 
 import jrl
+from jrl.algos.grpo import GRPO
 from jrl.config import load, to_gin, to_json
-from jrl.experiment import FREE, TABLES, Config, config_classes
+from jrl.experiment import FREE, TABLES, Config, Online, config_classes, configured_curriculum
 from jrl.plugins import PartError, load_parts
 from jrl.resolve import load_config
 from jrl.run.data import data_fingerprint, open_streams, stored_sources
@@ -27,7 +28,10 @@ from jrl.run.report.metrics import row_line
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
-from jrl.tasks.envs import ENVS, open_source
+from jrl.tasks.data.curricula import HardFocus
+from jrl.tasks.data.prompts import Data
+from jrl.tasks.envs import ENVS, Generated, open_source
+from jrl.tasks.stopping import StopRequested
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tools.doctor import (
@@ -432,6 +436,24 @@ def test_a_stage_learns_from_its_own_examples_or_the_runs():
     assert stored[0] is stored[2] is source and stored[1] is stored[3]
     streams = open_streams(config, TABLES, source, stored, TOKENIZERS["Bytes"].build(Bytes(), ()))
     assert [stream.get_state()["size"] for stream in streams] == [9, 9, 5, 9, 5, 4]
+
+
+def test_what_reads_every_example_does_so_while_the_run_is_opened_and_can_be_stopped():
+    """A million examples take minutes: the first step would be silent for so long, and not to be interrupted."""
+    config, _, _, _ = sources_of(None)
+    online = Online(objective=GRPO(), steps=1, prompts=2, samples=2, curriculum=HardFocus())
+    config = dataclasses.replace(config, data=Data(prompt_length=8, held_out_every=3), stages=(online,))
+    reads, polls = [], []
+    plain = open_source(config.task, ENVS)
+    source = Generated(len(plain), lambda i: reads.append(i) or plain[i], "x")
+    tokenizer = TOKENIZERS["Bytes"].build(Bytes(), ())
+    open_ = lambda stop: open_streams(config, TABLES, source, [], tokenizer, stop)
+    stream = open_(lambda: polls.append(1))[0]
+    assert reads == [*range(9)] and len(polls) == 9
+    assert stream.training_examples(configured_curriculum(online, TABLES)).sum() > 0 and len(reads) == 9
+    with pytest.raises(StopRequested, match="reading prompts"):
+        open_(lambda: len(reads) == 12)
+    assert len(reads) == 12
 
 
 def test_the_fingerprint_of_the_data_is_the_tasks_where_no_stage_has_its_own():

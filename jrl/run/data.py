@@ -19,7 +19,7 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.envs.contract import REPEATED_PROMPT, Source, digest_of, tasks_of
 from jrl.tasks.envs.mixture import open_source
-from jrl.tasks.stopping import Stop
+from jrl.tasks.stopping import Stop, never
 
 SHOWN_EVERY = 100  # rows; one may take a tenth of a second
 LOOKED_AT = 16  # examples of a stored source to try before a run begins
@@ -117,10 +117,12 @@ def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -
 
 
 def open_streams(
-    config: Config, tables: Tables, source: Source, stored: Sequence[Source], tokenizer: Any
+    config: Config, tables: Tables, source: Source, stored: Sequence[Source], tokenizer: Any, stop: Stop = never
 ) -> list[Stream]:
     """Returns the streams over the training split: first that of the prompts that Online stages sample, then one for
-    each stage with stored rows, in order, over its examples in `stored`."""
+    each stage with stored rows, in order, over its examples in `stored`.
+
+    Reads every example for a curriculum that compares them. Raises StopRequested if `stop` returns True."""
     sources = (source, *stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(len(sources), 2))[: len(sources)]
     streams = [open_stream(examples, tokenizer, config.data, seed=int(seed)) for examples, seed in zip(sources, seeds)]
@@ -129,6 +131,8 @@ def open_streams(
     ]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
+        for curriculum in curricula:
+            streams[0].training_examples(curriculum, stop)
     return streams
 
 

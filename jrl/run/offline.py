@@ -22,6 +22,7 @@ from jrl.run.clock import RunClock
 from jrl.run.throughput import count_packed
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
+from jrl.tasks.stopping import Stop
 from jrl.types import Array, PretrainingBatch, TrainState
 
 
@@ -61,12 +62,12 @@ def stored_rows(stage: Any) -> OfflineStage | PretrainingRows | None:
 
 
 def chances_of(
-    objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int
+    objective: Objective, config: Offline, source: StoredSource, stream: Stream, tokenizer: Any, width: int, stop: Stop
 ) -> np.ndarray | None:
     """Returns the probability of every example of a stage to be drawn, [examples] float64; None: they come in the
     stream's order.
 
-    Reads every example. Raises ValueError where none can be drawn.
+    Reads every example. Raises ValueError where none can be drawn; StopRequested if `stop` returns True.
 
     Args:
       width: T, the most tokens of a row.
@@ -76,7 +77,7 @@ def chances_of(
         return None
     no_row = np.full(len(objective.needs(config.objective).row_value_names), np.nan, np.float32)
     values = []
-    for visit in stream.every():
+    for visit in stream.every(stop):
         rows = source.rows(config.source, [] if visit is None else [visit], tokenizer, width)[0]
         values.append(rows.value[0] if len(rows.length) else no_row)
     return chances(np.array(values))

@@ -39,7 +39,7 @@ from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import RewardSource
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT, ConfiguredStrategy
 from jrl.run import programs
-from jrl.run.data import RunData, open_streams
+from jrl.run.data import RunData, open_streams, showing_rows
 from jrl.run.offline import OfflineStage, PretrainingRows, chances_of
 from jrl.run.online import OnlineStage
 from jrl.run.policy import Policy, root_key
@@ -88,12 +88,13 @@ def open_stages(
         judgement = stack.enter_context(
             open_judgement(policy, data.source, folder, display, stops_alone, processes, pool)
         )
-        streams = open_streams(policy.config, policy.parts.tables, data.source, data.stored, policy.tokenizer)
+        reads = showing_rows(stops_alone, display.phase)
+        streams = open_streams(policy.config, policy.parts.tables, data.source, data.stored, policy.tokenizer, reads)
         devices = None
         if policy.sampler_mesh is not None:
             devices = SamplerDevices(policy.mesh, policy.sampler_mesh, processes)
             stack.callback(devices.close)
-        stages = stages_of(policy, streams, judgement, processes, devices)
+        stages = stages_of(policy, streams, judgement, processes, devices, reads)
         yield RunningStages(stages, streams[0], judgement.scorer, judgement.classifier)
 
 
@@ -103,12 +104,14 @@ def stages_of(
     judgement: Judgement,
     processes: Processes,
     devices: SamplerDevices | None,
+    stop: Stop,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
     """Returns the run's stages.
 
     Args:
       streams: as `open_streams` returns them.
       devices: separate devices that sample; None: the learner's devices do.
+      stop: polled at every example that is read here; StopRequested is raised if it returns True.
     """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
     prompts, *stored = streams
@@ -127,7 +130,7 @@ def stages_of(
         )
         stream = None if stored_rows_of(stage) is None else next(stored_streams)
         if isinstance(stage, Offline):
-            stages.append(offline_stage(common, policy, stream))
+            stages.append(offline_stage(common, policy, stream, stop))
         else:
             sources = sources_of(stage, stage_programs, policy, judgement, processes)
             strategy = configured_strategy(stage, tables)
@@ -160,14 +163,14 @@ def stages_of(
     return tuple(stages)
 
 
-def offline_stage(common: dict[str, Any], policy: Policy, stream: Stream) -> OfflineStage:
+def offline_stage(common: dict[str, Any], policy: Policy, stream: Stream, stop: Stop) -> OfflineStage:
     """Returns a stage of stored rows, with the fields in `common`."""
     stage, objective = common["config"], common["objective"]
     source = row_of(policy.parts.tables, "sources", stage.source)
     return OfflineStage(
         **common,
         stream=stream,
-        chances=chances_of(objective, stage, source, stream, policy.tokenizer, common["shape"].width),
+        chances=chances_of(objective, stage, source, stream, policy.tokenizer, common["shape"].width, stop),
         source=source,
         tokenizer=policy.tokenizer,
         mesh=policy.mesh,

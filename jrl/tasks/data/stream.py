@@ -81,16 +81,16 @@ class Stream:
         rng = np.random.default_rng((self._seed, self._position))
         return self.revisit(rng.choice(self._size, size=n, p=chances).tolist())
 
-    def every(self) -> Iterator[Visit | None]:
+    def every(self, stop: Stop = never) -> Iterator[Visit | None]:
         """Yields the first visit of every example of the source, in the source's order; None for one that is held out
         or dropped. The position does not change. Resets the counts and counts dropped examples, as the first pass does.
 
         Raises: ValueError if a prompt is refused, or more than Data.max_dropped_share of them are dropped;
-            StopRequested as in `next`.
+            StopRequested if `stop` returns True.
         """
         self.counts, self.seen = {}, 0
         for index in range(self._size):
-            check_stop(self._stop, "reading prompts")
+            check_stop(stop, "reading prompts")
             example = self._source[index]
             visit = None
             if not is_held_out(example, self._config):
@@ -103,18 +103,18 @@ class Stream:
             yield visit
         self._check_dropped()
 
-    def training_examples(self, curriculum: ConfiguredCurriculum) -> np.ndarray | None:
+    def training_examples(self, curriculum: ConfiguredCurriculum, stop: Stop = never) -> np.ndarray | None:
         """Returns which examples of the source are in the training split, [size] bool, for a curriculum that compares
         examples; None: all are, or it does not compare. The first call that needs the mask reads every example.
 
-        Raises: StopRequested if the stream's `stop` returns True.
+        Raises: StopRequested if `stop` returns True.
         """
         if not curriculum.row.compares or self._config.held_out_every is None:
             return None
         if self._is_training is None:
             is_training = np.zeros(self._size, bool)
             for index in range(self._size):
-                check_stop(self._stop, "reading prompts")
+                check_stop(stop, "reading prompts")
                 is_training[index] = not is_held_out(self._source[index], self._config)
             self._is_training = is_training
         return self._is_training
