@@ -55,10 +55,12 @@ class EvaluationIndex:
 
     def overlap(self, example: Example) -> Overlap | None:
         """Returns the overlap with the evaluation prompt that has the largest share; None: no overlap."""
+        if not self._exact:
+            return None
         text = words(prompt_text(example))
         if text in self._exact:
             return Overlap(example.id, self._names[self._exact[text]], "exact", 1.0)
-        if not self._grams:
+        if self._n is None:
             return None
         grams = {text[i : i + self._n] for i in range(len(text) - self._n + 1)}
         known = [self._grams[gram] for gram in grams if gram in self._grams]
