@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tools.chat import ask, open_chat
-from jrl.tools.export import export_policy, save_tokenizer, size_of
+from jrl.tools.export import export_policy, note_other_models, save_tokenizer, size_of
 from jrl.tools.inspect_model import recognized
 from jrl.tools.score import judge_conversations, score, score_rewards
 
@@ -241,3 +242,11 @@ def test_sizes(text, expected):
 def test_sizes_that_are_none(text):
     with pytest.raises(ValueError, match="max-shard-size"):
         size_of(text)
+
+
+def test_a_head_that_two_stages_train_is_warned_of_once(tmp_path, caplog):
+    stages = ["Config.stages=[@Online(), @Online()]", "Online.objective=@PPO()"]
+    config, parts = jrl.load_config("configs/tiny.gin", stages)
+    policy = types.SimpleNamespace(config=config, parts=parts)
+    note_other_models(types.SimpleNamespace(policy=policy), tmp_path)
+    assert caplog.text.count("the value head of the role policy is not written") == 1

@@ -124,11 +124,11 @@ def note_other_models(trained: Trained, source: str | Path, without: tuple[str, 
     if is_published(Path(source)):
         return
     config, tables = trained.policy.config, trained.policy.parts.tables
-    for stage in config.stages:
-        needs = needs_of(stage, tables)
-        for role, heads in trained_heads(stage, needs).items():
-            for head in (head for head in heads if (role, head) != without):
-                _log.warning("the %s head of the role %s is not written: it stays in %s", head, role, source)
+    trained_by = lambda stage: trained_heads(stage, needs_of(stage, tables))
+    heads = [(role, head) for stage in config.stages for role, names in trained_by(stage).items() for head in names]
+    for role, head in dict.fromkeys(heads):  # several stages may train one
+        if (role, head) != without:
+            _log.warning("the %s head of the role %s is not written: it stays in %s", head, role, source)
 
 
 @full_precision()
