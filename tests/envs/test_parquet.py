@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
+import random
 
 import pytest
 
+from jrl.tasks.envs.columns import BadRow
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.envs.parquet import _most_bytes
 from jrl.tasks.stopping import StopRequested
 
 arrow = pytest.importorskip("pyarrow")
@@ -111,6 +115,36 @@ def test_bad_values_are_named_by_their_row(tmp_path):
         with pytest.raises(ValueError, match="row 2") as refused:
             open_jsonl(Jsonl(path=path, max_row_bytes=300))
         assert message in str(refused.value)
+
+
+def test_a_row_may_have_as_many_bytes_as_json_as_the_limit_says(tmp_path):
+    row = {"prompt": 'é"' * 100, "answer": "1", "tokens": [1, -2], "parts": [{"x": 0.5, "y": None}]}
+    size = len(json.dumps(row, ensure_ascii=False).encode())
+    path = write(tmp_path / "a.parquet", [row])
+    assert open_jsonl(Jsonl(path=path, max_row_bytes=size))[0].messages[0].content == row["prompt"]
+    with pytest.raises(ValueError, match=f"row 1: the row is longer than max_row_bytes: max_row_bytes is {size - 1}"):
+        open_jsonl(Jsonl(path=path, max_row_bytes=size - 1))
+
+
+def test_no_value_has_more_bytes_as_json_than_its_bound():
+    random_ = random.Random(0)
+
+    def value(depth):
+        pieces = ["\x01", '"', "\\", "a", "é", "€", "😀", "\n"]
+        kinds = [lambda: "".join(random_.choices(pieces, k=random_.randrange(9))), lambda: -random_.getrandbits(64),
+                 lambda: -random_.random() * 10.0 ** random_.randint(-308, 308), lambda: None,
+                 lambda: random_.random() < 0.5,
+                 lambda: [-(1 << 63)] * random_.randrange(4),
+                 lambda: [value(depth - 1) for _ in range(random_.randrange(4))],
+                 lambda: {f"{i}\x01": value(depth - 1) for i in range(random_.randrange(4))}]  # fmt: skip
+        return random_.choice(kinds if depth else kinds[:6])()
+
+    for _ in range(2000):
+        one = value(3)
+        assert len(json.dumps(one, ensure_ascii=False).encode()) <= _most_bytes(one)
+    for bad in (math.inf, [0.5, math.nan], {"x": [1, -math.inf]}):
+        with pytest.raises(BadRow, match="NaN"):
+            _most_bytes(bad)
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,13 +125,25 @@ class ParquetRows:
     def _checked(self, row: dict[str, Any] | BadRow) -> dict[str, Any]:
         if isinstance(row, BadRow):
             raise row
-        try:
-            size = len(json.dumps(row, ensure_ascii=False, allow_nan=False).encode())
-        except ValueError as error:
-            raise BadRow("not_finite") from error
-        if size > self._limit:
+        if _most_bytes(row) > self._limit and len(json.dumps(row, ensure_ascii=False).encode()) > self._limit:
             raise BadRow("too_long", f"max_row_bytes is {self._limit}")
         return row
+
+
+def _most_bytes(value: Any) -> int:
+    """Returns a bound on the bytes of a value as JSON, far sooner than a long text is written. Raises: BadRow if a
+    number is not finite."""
+    if isinstance(value, str):
+        return 2 + 6 * len(value)  # \u0001
+    if isinstance(value, dict):
+        return 2 + sum(_most_bytes(name) + _most_bytes(entry) + 4 for name, entry in value.items())
+    if isinstance(value, list):
+        if {*map(type, value)} <= {int, bool}:  # tokens, perhaps many
+            return 2 + 34 * len(value)
+        return 2 + sum(_most_bytes(entry) + 2 for entry in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRow("not_finite")
+    return 32  # -1.7976931348623157e+308
 
 
 def _newest(decoded: tuple[tuple[int, Any, int], ...], most: int) -> tuple[tuple[int, Any, int], ...]:
