@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pathlib
+import subprocess
 import threading
+import types
 
 import pytest
 
@@ -231,6 +235,32 @@ def test_programs_that_take_long_to_compile_are_named_meanwhile(monkeypatch):
     names, seconds = next(each for each in waited if len(each[0]) == 2)
     assert names == ["a", "b"] and seconds > 0  # two at a time, the longest first
     assert planning.waiting_text(names, 125.0) == "still compiling a and b (2 min)"
+
+
+def test_counting_collectives_says_every_minute_that_it_goes_on(monkeypatch):
+    class Slow:
+        """A process that ends in its third minute."""
+
+        def __init__(self, command, **options):
+            self.out, self.stderr, self.minutes = pathlib.Path(command[3]), io.BytesIO(), 0
+
+        def poll(self):
+            return None if self.minutes < 3 else 0
+
+        def wait(self, seconds):
+            self.minutes += 1
+            if self.minutes < 3:
+                raise subprocess.TimeoutExpired("collectives", seconds)
+            self.out.write_text('{"update": {}}')
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    said = []
+    counting = planning.Counting(["tiny"], types.SimpleNamespace(all_devices=4), None)
+    assert counting.result(said.append) == {"update": {}}
+    counting.close()
+    still = "still counting collectives (0 min); --no-collectives leaves them out"
+    assert said == ["counting collectives on virtual CPU devices", still, still]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -340,7 +341,13 @@ class Counting:
         """
         if self._process.poll() is None:
             say("counting collectives on virtual CPU devices")
-        code = self._process.wait()
+        start, code = time.monotonic(), None
+        while code is None:
+            try:
+                code = self._process.wait(compiled.ANNOUNCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                minutes = (time.monotonic() - start) / 60
+                say(f"still counting collectives ({minutes:.0f} min); --no-collectives leaves them out")
         self._reader.join()
         if code != 0:
             last = b"".join(self._stderr).decode(errors="replace").strip().splitlines()[-1:]
