@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import jax
 
-from jrl.algos.contract import Facts, Objective
+from jrl.algos.contract import Facts, Needs, Objective
 from jrl.algos.online_vpo import OnlineVPO
 from jrl.algos.reward_shaping import below_zero, changes_rewards, components_read, replaces_infeasible
 from jrl.algos.xpo import XPO
@@ -327,7 +327,7 @@ def check_reward_sources(
     if stage.corrector is not None:
         check_corrector(stage, objective, config)
     if stage.process is not None:
-        check_process_rewards(stage, objective, earlier)
+        check_process_rewards(stage, objective, config, tables, earlier)
     if stage.pair_model is not None:
         check_pair_model(stage, objective, config, earlier)
 
@@ -595,11 +595,9 @@ def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, f
 def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
     """Raises ValueError unless there is one weight for each output of the reward heads that a stage reads, and for
     heads whose outputs are not all scores."""
-    needs_before = lambda role: [needs_of(earlier, tables) for earlier in trained_before(role, stage, config.stages)]
-    trained_by = lambda role: next(needs for needs in needs_before(role) if needs.score)
     if stage.attribute_weights is None:
         for role in stage.rewards:
-            if (weights := trained_by(role).score_weights) is not None:
+            if (weights := head_needs(role, stage, config, tables).score_weights) is not None:
                 raise ValueError(f"Online.rewards names {role!r}, and the outputs of its reward head are not all "
                                  f"scores; set Online.attribute_weights, such as {weights}")  # fmt: skip
         return
@@ -610,9 +608,15 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
     if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
     for role in stage.rewards:
-        if (outputs := trained_by(role).score_outputs) != count:
+        if (outputs := head_needs(role, stage, config, tables).score_outputs) != count:
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
                              f"{outputs} outputs; give one weight for each, or None")  # fmt: skip
+
+
+def head_needs(role: str, stage: Online, config: Config, tables: Tables) -> Needs:
+    """Returns the needs of the last objective that trains the reward head of a role before a stage."""
+    before = (needs_of(earlier, tables) for earlier in trained_before(role, stage, config.stages))
+    return next(needs for needs in before if needs.score)
 
 
 def check_judges(stage: Online, config: Config) -> None:
@@ -657,9 +661,15 @@ def check_corrector(stage: Online, objective: Objective, config: Config) -> None
         )
 
 
-def check_process_rewards(stage: Online, objective: Objective, earlier: Mapping[str, frozenset[str]]) -> None:
+def check_process_rewards(
+    stage: Online, objective: Objective, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]
+) -> None:
     """Raises ValueError if no role can score the steps of completions, or nothing would be learned from it."""
-    check_reward_roles("ProcessRewards.role", [stage.process.role], earlier)
+    role = stage.process.role
+    check_reward_roles("ProcessRewards.role", [role], earlier)
+    if head_needs(role, stage, config, tables).score_weights is not None:
+        raise ValueError(f"ProcessRewards.role names {role!r}, and the outputs of its reward head are not all scores; "
+                         "name another role")  # fmt: skip
     check_token_rewards("Online.process rewards tokens", stage, objective)
     if stage.trains == stage.process.role:
         raise ValueError(f"Online.trains = {stage.trains!r} is the role that Online.process judges steps by; train "

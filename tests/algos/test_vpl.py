@@ -142,3 +142,6 @@ def test_a_score_is_the_reward_of_an_unknown_user_or_of_one_whose_z_is_set():
         load_config("configs/algos/vpl.gin", reads)
     config, parts = load_config("configs/algos/vpl.gin", [*reads, "Online.attribute_weights=(1, 0.5, -2, 0, 0, 0, 0)"])
     assert attribute_weights_of(config.stages, "reward", parts.tables) == (1, 0.5, -2, 0, 0, 0, 0)
+    steps = ["Config.stages=[@warm/Offline(), @pairs/Offline(), @Online()]", "Online.process=@ProcessRewards()"]
+    with pytest.raises(ConfigError, match=r"ProcessRewards.role names 'reward', and the outputs .* are not all scores"):
+        load_config("configs/algos/vpl.gin", [*steps, "ProcessRewards.role='reward'"])
