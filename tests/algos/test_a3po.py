@@ -74,10 +74,11 @@ def test_no_pass_over_the_batch_is_made_for_old_log_probs():
     assert not recomputes_logprobs(Needs(), 1) and recomputes_logprobs(Needs(), 2)
     assert recomputes_logprobs(needs._replace(credit_logprobs=True), 1)  # a KL in the reward reads them
     assert not recomputes_logprobs(Needs(logprobs=False, credit_logprobs=True), 2)
-    config, _ = load_config("configs/algos/a3po.gin")
+    config, parts = load_config("configs/algos/a3po.gin")
     passes = lambda objective: forward_passes(
         dataclasses.replace(config.stages[-1], objective=objective),
         config,
+        parts.tables,
         ALGOS[type(objective).__name__],
         MODEL,
         None,
