@@ -41,7 +41,7 @@ def open_data(config: Config, tables: Tables, stop: Stop) -> RunData:
 
 
 def showing_rows(stop: Stop, phase: Callable[..., None]) -> Stop:
-    """Returns `stop` for what polls it at every row that it reads, so that the display's phase "data" counts them."""
+    """Returns `stop` for what polls it as it reads rows, about once for each, so that the phase "data" counts them."""
     polls = itertools.count(1)
 
     def poll() -> bool:

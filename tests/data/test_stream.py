@@ -230,6 +230,19 @@ def test_held_out_prompts_do_not_count_towards_the_limit():
     assert stream.counts == {"too_long": sum(i % 2 for i in train)}
 
 
+def test_a_step_of_a_small_source_looks_a_place_up_a_few_times(monkeypatch):
+    """One-example training takes the same prompt for a whole step; all places ahead were looked up for each of them."""
+    places = []
+    counted = lambda size, seed: (lambda order: lambda position: places.append(position) or order(position))(
+        open_order(size, seed)
+    )
+    monkeypatch.setattr("jrl.tasks.data.stream.open_order", counted)
+    for size in (1, 3):
+        places.clear()
+        assert len(stream_of(numbered(size)).next(64)) == 64
+        assert len(places) <= 3 * 64
+
+
 def test_a_large_source_is_stopped_long_before_its_first_pass_ends():
     read = []
     source = numbered(1_000_000)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from jrl.tasks.data.order import open_order
+from jrl.tasks.data.order import open_order, read_in_order
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
-from jrl.tasks.example import Example, visit_uid
-from jrl.tasks.stopping import Stop, check_stop, never
+from jrl.tasks.example import visit_uid
+from jrl.tasks.stopping import Stop, never
 
 
 def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, stop: Stop = never) -> list[Visit]:
@@ -27,9 +26,14 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
         count = max((n - len(visits)) * (config.held_out_every or 1), read)
         positions = range(read, min(read + count, len(source)))
         read = positions.stop
-        for example in _held_out_examples(source, [order(position) for position in positions], config, stop):
+        indices = [order(position) for position in positions]
+        rows = read_in_order(source, indices, stop, "looking for held-out prompts")
+        examples = {index: example for index, example in rows if is_held_out(example, config)}
+        for example in (examples[index] for index in indices if index in examples):
+            if len(visits) == n:
+                break
             digest = example.prompt_digest()
-            if len(visits) == n or digest in seen:
+            if digest in seen:
                 continue
             seen.add(digest)
             prompt, cause = encode_prompt(example, tokenizer, config)
@@ -46,14 +50,3 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, st
             f"{len(visits)}, or hold out more by a smaller Data.held_out_every"
         )
     return visits
-
-
-def _held_out_examples(source: Source, indices: Sequence[int], config: Data, stop: Stop) -> list[Example]:
-    """Returns the held-out ones of these examples. Reads them in the source's order: a file may unpack thousands of
-    rows for each that is read in a random one."""
-    examples: dict[int, Example] = {}
-    for index in sorted(indices):
-        check_stop(stop, "looking for held-out prompts")
-        if is_held_out(example := source[index], config):
-            examples[index] = example
-    return [examples[index] for index in indices if index in examples]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+
+from jrl.tasks.envs.contract import Source
+from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, check_stop
 
 # grain computes one entry of a shuffle without the others, by walking a cycle of 65,536: about 40 ms / size per entry.
 # That is 6 us at 10,000 and 4 ms at 10 (2 CPU cores), so below this size an epoch's whole permutation is cached.
@@ -31,3 +35,11 @@ def open_order(size: int, seed: int) -> Callable[[int], int]:
         return np.argsort(bits, kind="stable")
 
     return lambda position: int(permutation(position // size)[position % size])
+
+
+def read_in_order(source: Source, indices: Iterable[int], stop: Stop, doing: str) -> Iterator[tuple[int, Example]]:
+    """Yields (index, example) in the source's order: in a random one, a file may unpack thousands of rows for each.
+    Raises: StopRequested if `stop` returns True while `doing`."""
+    for index in sorted(indices):
+        check_stop(stop, doing)
+        yield index, source[index]

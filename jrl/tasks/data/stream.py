@@ -7,13 +7,13 @@ Every process of a run reads the same prompts in the same order, and a position 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.tasks.data.curricula import ConfiguredCurriculum, Outcomes, none_left, order_of
-from jrl.tasks.data.order import open_order
+from jrl.tasks.data.order import open_order, read_in_order
 from jrl.tasks.data.prompts import NOT_DROPPED, Data, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import Example, visit_uid
@@ -59,7 +59,9 @@ class Stream:
 
         Raises: ValueError if it leaves no training prompt, or a prompt cannot be used; StopRequested as in `next`.
         """
-        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.training_examples(curriculum))
+        order = order_of(
+            curriculum, self.outcomes, self._seed, self._position, self.training_examples(curriculum, self._stop)
+        )
         chosen: list[int] = []
         for index in order.tolist():
             check_stop(self._stop, "reading prompts")
@@ -159,7 +161,8 @@ class Stream:
                 self._check_dropped()
             index = self._order(position)
             if index not in self._ahead:
-                self._ahead = self._read_in_order({self._order(position + i) for i in range(missing)})
+                ahead = {self._order(position + i) for i in range(min(missing, self._size))}
+                self._ahead = dict(read_in_order(self._source, ahead, self._stop, "reading prompts"))
             example = self._ahead.pop(index)
             self._position += 1
             if is_held_out(example, self._config):
@@ -175,15 +178,6 @@ class Stream:
             f"none of the {self._size} examples can be used for training "
             f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"
         )
-
-    def _read_in_order(self, indices: Iterable[int]) -> dict[int, Example]:
-        """Returns these examples, read in the source's order: in a random one, a file may unpack thousands of rows for
-        each of them."""
-        examples = {}
-        for index in sorted(indices):
-            check_stop(self._stop, "reading prompts")
-            examples[index] = self._source[index]
-        return examples
 
     def _count(self, cause: str | None) -> None:
         """Counts an example of the first pass, dropped for `cause`; None: not dropped."""

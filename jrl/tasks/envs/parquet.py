@@ -1,8 +1,8 @@
 """Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
 One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYTES together, so the memory of each open
-file is bounded by that, the largest group and its footer; in a larger file, most rows in random order decode their
-group.
+file is bounded by that, the largest group, its footer and BATCH rows; in a larger file, most rows in random order
+decode their group.
 Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
 counted as unread_column.
 """

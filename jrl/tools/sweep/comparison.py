@@ -182,8 +182,8 @@ def group(
 
 
 def with_moved_files(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter. Paths
-    stay where they alone tell two runs apart: files that were swept may be equal."""
+    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter. If
+    paths alone tell two runs apart, all stay as they are: files that were swept may be equal."""
     first: dict[tuple[str, str], str] = {}
     path = lambda run, name, value: first.setdefault((run.settings.get("data", value), name), value)
     settings = lambda run: {

@@ -133,8 +133,8 @@ def read_verl(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def ground_truth(field: Field) -> str:
-    """Returns the text; of a JSON list of one text, which is how Skywork-OR1 writes answers, that text. Raises:
-    BadField if the list has several."""
+    """Returns the text; of a JSON list of one text (["7"]), which is how Skywork-OR1 writes answers, that text. Raises:
+    BadField if something follows in the list."""
     text = field.text()
     try:
         answer, end = _DECODER.raw_decode(text, 1) if text.startswith('["') else ("", 0)
