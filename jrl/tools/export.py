@@ -190,9 +190,7 @@ def frozen_folder(run: Path) -> str:
     whose adapters it continued. Raises ValueError if no folder holds them."""
     initial, began = json.loads(paths.read_bytes(run / "config.json"))["model"], origin_of(run, None)
     advice = "Leave --adapter-only out"
-    if "path" not in initial:
-        why = "were drawn at random"
-    elif began is not None:
+    if began is not None:
         try:
             adapted = json.loads(paths.read_bytes(began.folder / "config.json"))["adapter"] is not None
         except FileNotFoundError:
@@ -204,6 +202,8 @@ def frozen_folder(run: Path) -> str:
             return frozen_folder(began.folder)
         why = f"are those that {began.run} trained"
         advice += f", or export {began.run} and train adapters on that folder"
+    elif "path" not in initial:
+        why = "were drawn at random"
     elif initial["adapter"] is not None:
         why = f"have the adapter {initial['adapter']} in them"
     else:

@@ -152,6 +152,14 @@ def test_prompts_that_repeat_are_said_to_be_kept_only_where_they_are(tmp_path, a
     assert open_source(ENVS["Cleaned"].config(task=rows), ENVS).counts == {"duplicate": 2}
 
 
+def test_prompts_that_repeat_with_another_answer_are_kept_and_counted(tmp_path):
+    rows = [{"prompt": "q", "answer": answer} for answer in ("4", "5", "4")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = open_source(ENVS["Filtered"].config(task=ENVS["Jsonl"].config(path=str(tmp_path / "a.jsonl"))), ENVS)
+    # Two repeat the prompt; one of them repeats the answer, too.
+    assert len(source) == 2 and source.counts == {"duplicate": 1, "duplicate_prompt": 1}
+
+
 def test_it_is_an_environment_around_any_other():
     addition = lambda **config: ENVS["Addition"].config(digits=1, **config)
     config = ENVS["Filtered"].config(task=addition(size=150), evaluation=(addition(size=10, seed=1),))

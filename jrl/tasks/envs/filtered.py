@@ -90,7 +90,8 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
                          f"{source[first].id} again. Filtered.duplicates = 'drop' drops them")  # fmt: skip
     counts = dict(source.counts)
     if config.duplicates == "drop":
-        counts.pop(REPEATED_PROMPT, None)
+        kept = counts.pop(REPEATED_PROMPT, 0) - len(duplicates)
+        counts |= {REPEATED_PROMPT: kept} if kept > 0 else {}
     names = ["duplicate"] * len(duplicates) + [f"contaminated_{overlap.kind}" for overlap in overlaps.values()]
     for name in names:
         counts[name] = counts.get(name, 0) + 1
