@@ -292,17 +292,24 @@ def stored_attributes(stage: Stage, objective: Objective) -> int | None:
     return len(needs.row_value_names) or needs.score_outputs
 
 
-def attribute_weights_of(stages: Sequence[Stage], role: str, tables: Tables) -> tuple[float, ...] | None:
+def attribute_weights_of(stages: Sequence[Stage], role: str, tables: Tables, reached: int) -> tuple[float, ...] | None:
     """Returns the weights that combine the outputs of a role's reward head into one score: those of the last stage that
-    has some, else those of the objective that trained it (Needs.score_weights); None: equal ones. The moving average
-    has the weights of the role that it averages."""
-    averaged = [stage.trains for stage in stages if stage.optimizer.average is not None]
+    reads it with some, else those of the objective that trained it (Needs.score_weights); None: equal ones. The moving
+    average has the weights of the role that it averages.
+
+    Args:
+      reached: the index of the stage that the head is of. A stage that trains the role anew, and those after it, read
+        another head.
+    """
+    before, after = stages[: reached + 1], stages[reached + 1 :]
+    averaged = [stage.trains for stage in before if stage.optimizer.average is not None]
     role = averaged[-1] if role == AVERAGE and averaged else role
-    readers = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
+    same_head = (*before, *itertools.takewhile(lambda stage: stage.trains != role, after))
+    readers = [stage for stage in same_head if isinstance(stage, Online) and role in stage.rewards]
     weights = [stage.attribute_weights for stage in readers if stage.attribute_weights is not None]
     if weights:
         return weights[-1]
-    objectives = [needs_of(stage, tables) for stage in stages if stage.trains == role]
+    objectives = [needs_of(stage, tables) for stage in before if stage.trains == role]
     return next((needs.score_weights for needs in reversed(objectives) if needs.score), None)
 
 

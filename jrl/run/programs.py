@@ -417,7 +417,8 @@ def forward_passes(
             teacher_options["model"], teacher_options["cfg"] = kind
         functions["teacher"] = functools.partial(learner.logprobs, **teacher_options)
     if needs.scored_by:
-        weights = {role: attribute_weights_of(config.stages, role, tables) for role in needs.scored_by}
+        reached = next(i for i, candidate in enumerate(config.stages) if candidate is stage)
+        weights = {role: attribute_weights_of(config.stages, role, tables, reached) for role in needs.scored_by}
         functions["row_values"] = functools.partial(
             learner.mean_scores, attribute_weights=weights, model=learned, cfg=cfg
         )

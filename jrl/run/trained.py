@@ -126,7 +126,8 @@ def open_trained(
         _log.warning("using the weights of step %d", restored_step)
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
-    heads, attribute_weights = saved[role].get("heads", {}), attribute_weights_of(config.stages, role, parts.tables)
+    heads, reached = saved[role].get("heads", {}), stage_at(config, restored_step)
+    attribute_weights = attribute_weights_of(config.stages, role, parts.tables, reached)
     return Trained(policy, restored_step, params, heads, attribute_weights)
 
 

@@ -16,6 +16,7 @@ import jrl
 from jrl.algos import ALGOS
 from jrl.algos.attribute_regression import AttributeRegression
 from jrl.algos.process_reward import ProcessReward
+from jrl.algos.vpl import VPL
 from jrl.config import ConfigError
 from jrl.experiment import attribute_weights_of
 from jrl.models.heads import REWARD, fresh_heads
@@ -129,7 +130,7 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     never = dataclasses.replace(online, steps=0, trains="other")
     stages = (warm, averaged, never, online)
     for role, reached in (("reward", 3), ("average", 1)):
-        assert attribute_weights_of(stages, role, parts.tables) == (0.65, 0.8, -0.1)
+        assert attribute_weights_of(stages, role, parts.tables, reached) == (0.65, 0.8, -0.1)
         policy = types.SimpleNamespace(
             config=dataclasses.replace(config, stages=stages), parts=parts, mesh=mesh,
             cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
@@ -140,7 +141,21 @@ def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(m
     with pytest.raises(ValueError, match="the role 'average' is trained from stage 'judge' on, and this checkpoint"):
         role_heads(policy, "average", 0)
     assert (
-        attribute_weights_of((warm, averaged, online), "critic", parts.tables)
-        is attribute_weights_of((warm, judge), "reward", parts.tables)
+        attribute_weights_of((warm, averaged, online), "critic", parts.tables, 2)
+        is attribute_weights_of((warm, judge), "reward", parts.tables, 1)
         is None
     )
+
+
+def test_a_reward_model_that_is_trained_anew_has_the_weights_of_the_checkpoint_s_own_head():
+    config, parts = jrl.load_config("configs/algos/attribute_regression.gin")
+    warm, judge, online = config.stages
+    users = dataclasses.replace(judge, objective=VPL())
+    unread = dataclasses.replace(online, rewards={}, attribute_weights=None)
+    weights = lambda *stages: [attribute_weights_of(stages, "reward", parts.tables, i) for i in range(len(stages))]
+    first = (1.0, *12 * (0.0,))  # of VPL: b of 1 + 3 * 4 outputs
+    assert weights(warm, users, unread) == [None, first, first]
+    assert weights(warm, users, unread, judge, online) == [None, first, first, *2 * [(0.65, 0.8, -0.1)]]
+    other = dataclasses.replace(online, attribute_weights=(1.0, 0.0, 0.0))
+    assert weights(judge, online, judge, other) == [*2 * [(0.65, 0.8, -0.1)], *2 * [(1.0, 0.0, 0.0)]]
+    assert weights(judge, online, judge, unread) == 4 * [(0.65, 0.8, -0.1)]

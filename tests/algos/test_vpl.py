@@ -136,12 +136,12 @@ def test_what_makes_no_sense_is_refused(fields, message):
 def test_a_score_is_the_reward_of_an_unknown_user_or_of_one_whose_z_is_set():
     # z = 0: r(x, y, 0) = b + e . 0 = b, the first of 1 + 3 * 2 outputs. The mean of all outputs would be no reward.
     config, parts = load_config("configs/algos/vpl.gin")
-    assert attribute_weights_of(config.stages, "reward", parts.tables) == (1, 0, 0, 0, 0, 0, 0)
+    assert attribute_weights_of(config.stages, "reward", parts.tables, 2) == (1, 0, 0, 0, 0, 0, 0)
     reads = ["Config.stages=[@warm/Offline(), @pairs/Offline(), @Online()]", "Online.rewards={'reward': 1.0}"]
     with pytest.raises(ConfigError, match=r"not all scores; set Online.attribute_weights, such as \(1.0, 0.0, 0.0, 0"):
         load_config("configs/algos/vpl.gin", reads)
     config, parts = load_config("configs/algos/vpl.gin", [*reads, "Online.attribute_weights=(1, 0.5, -2, 0, 0, 0, 0)"])
-    assert attribute_weights_of(config.stages, "reward", parts.tables) == (1, 0.5, -2, 0, 0, 0, 0)
+    assert attribute_weights_of(config.stages, "reward", parts.tables, 2) == (1, 0.5, -2, 0, 0, 0, 0)
     steps = ["Config.stages=[@warm/Offline(), @pairs/Offline(), @Online()]", "Online.process=@ProcessRewards()"]
     with pytest.raises(ConfigError, match=r"ProcessRewards.role names 'reward', and the outputs .* are not all scores"):
         load_config("configs/algos/vpl.gin", [*steps, "ProcessRewards.role='reward'"])

@@ -252,6 +252,10 @@ def test_data_files_are_variants_by_their_paths_and_a_file_that_was_moved_is_non
     assert [v.label for v in edited] == ["data=A", "data=C"]
     equal = group([moved[0], one("d0", "A", "/copy/a.jsonl")])[0]  # of a sweep of two files that are the same
     assert [v.label for v in equal] == ["path='/old/a.jsonl'", "path='/copy/a.jsonl'"]
+    again = group([*moved, one("e0", "A", "/copy/a.jsonl")])[0]  # seed 0 once more, from a third place
+    assert [(v.label, len(v.runs)) for v in again] == [("path='/old/a.jsonl'", 2), ("path='/copy/a.jsonl'", 1)]
+    swept = group(moved, swept=["Jsonl.path"])[0]
+    assert [v.label for v in swept] == ["path='/old/a.jsonl'", "path='/new/a.jsonl'"]
 
 
 def test_data_that_differ_with_a_setting_are_no_setting_of_their_own(tmp_path):

@@ -145,7 +145,7 @@ def group(
     """Returns the variants in the order of their first run, the compared settings, and those that define tasks."""
     if not runs:
         raise ValueError("there are no runs to compare")
-    runs = with_moved_files(runs)
+    runs = with_moved_files(runs, swept)
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     plain = [tuple(run.settings.get(name) for name in names if name not in FINGERPRINTS) for run in runs]
     for name in FINGERPRINTS:  # left out if the other settings determine it
@@ -181,17 +181,22 @@ def group(
     return variants, tuple(compared), tuple(others)
 
 
-def with_moved_files(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter. If
-    paths alone tell two runs apart, all stay as they are: files that were swept may be equal."""
+def with_moved_files(runs: Sequence[RunResult], swept: Sequence[str] = ()) -> list[RunResult]:
+    """Returns runs in which a data file has one path wherever the data are the same: where it is does not matter. Paths
+    that were swept stay, and so do those that alone tell two runs apart: the files may be equal."""
     first: dict[tuple[str, str], str] = {}
+    names = {name for run in runs for name in run.settings if is_data_file(name) and name not in swept}
     path = lambda run, name, value: first.setdefault((run.settings.get("data", value), name), value)
-    settings = lambda run: {
-        name: path(run, name, value) if is_data_file(name) else value for name, value in run.settings.items()
-    }
-    moved = [run._replace(settings=settings(run)) for run in runs]
-    different = lambda runs: len({(run.seed, *sorted(run.settings.items())) for run in runs})
-    return moved if different(moved) == different(runs) else list(runs)
+    moved = lambda run, stay: run._replace(settings={
+        name: path(run, name, value) if name in names and (name, value) not in stay else value
+        for name, value in run.settings.items()
+    })  # fmt: skip
+    same: dict[tuple, list[RunResult]] = {}
+    for run in runs:
+        same.setdefault((run.seed, *sorted(moved(run, ()).settings.items())), []).append(run)
+    stay = {(name, run.settings[name]) for twins in same.values() for run in twins for name in names & {*run.settings}
+            if len({twin.settings[name] for twin in twins}) > 1}  # fmt: skip
+    return [moved(run, stay) for run in runs]
 
 
 def changed_parts(runs: Sequence[RunResult]) -> list[str]:
