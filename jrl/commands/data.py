@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
+from jrl.commands.rows import counted_rows
 from jrl.exit_codes import DONE
 
 
@@ -62,10 +63,12 @@ def data(args: argparse.Namespace) -> int:
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
     read = inspect_data.Read(args.layout, args.take, args.stage)
-    opened = inspect_data.open_file(file, config, tables, args.source, read)
+    with counted_rows() as counted:
+        opened = inspect_data.open_file(file, config, tables, args.source, read, counted)
+        layout = inspect_data.Read(args.against_layout)
+        open_evaluation = lambda path: inspect_data.open_file(str(path), None, None, None, layout, counted).source
+        evaluation = [open_evaluation(path) for path in args.against]
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
-    layout = inspect_data.Read(args.against_layout)
-    evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
     for line in inspect_data.lines(opened, args.rows, args.most, color):
         print(line)
     if evaluation:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
+from jrl.commands.rows import counted_rows
 from jrl.exit_codes import DONE, STOPPED
 
 MARKS = {True: "ok", False: "!!", None: "--"}
@@ -24,7 +25,8 @@ def doctor(args: argparse.Namespace) -> int:
     from jrl.tools.doctor import Line, examine
 
     holder = None if args.run is None else holder_of_run(args.run)
-    lines = examine(None if args.run is None else readable(args.run))
+    with counted_rows() as counted:
+        lines = examine(None if args.run is None else readable(args.run), counted)
     if holder is not None:
         lines.append(Line(True, holder))
     for line in lines:

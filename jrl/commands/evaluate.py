@@ -12,6 +12,7 @@ from typing import Any
 
 from jrl.commands import options, start
 from jrl.commands.contract import Command
+from jrl.commands.rows import START_OF_LINE, counted_rows
 from jrl.commands.weights import reading_bar
 from jrl.exit_codes import DONE
 
@@ -75,12 +76,12 @@ def evaluate(args: argparse.Namespace) -> int:
     reference = None if open_reference is None else open_reference()
     proxy = None if args.proxy is None else open_model(args.proxy, role=args.proxy_role)
     shown = sys.stderr.isatty()
-    announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
+    show = lambda text: shown and print(f"{START_OF_LINE}{text}", end="", file=sys.stderr, flush=True)
+    announce = lambda done, total: show(f"{done}/{total} prompts")
     warn = lambda warning: print(warning, file=sys.stderr)
     asked = evaluation.Asked(args.diversity, reference, proxy)
-    results, last = evaluate_sources.evaluate_sources(sources, asked, announce, warn)
-    if shown:
-        print("\r", end="", file=sys.stderr)
+    with counted_rows() as counted:
+        results, last = evaluate_sources.evaluate_sources(sources, asked, announce, warn, counted)
     # First: if the sources cannot be compared, or a judge fails, nothing is lost.
     evaluate_sources.write_results(args.out, results)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))

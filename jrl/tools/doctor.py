@@ -36,6 +36,7 @@ from jrl.run.trained import check_is_model, is_published
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import preflight
+from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import PublishedTokenizer
 from jrl.tasks.verdict import Status
@@ -64,17 +65,18 @@ class Line(NamedTuple):
     text: str
 
 
-def examine(run: Path | None) -> list[Line]:
+def examine(run: Path | None, stop: Stop = never) -> list[Line]:
     """Returns the findings, one line each. Changes nothing.
 
-    Raises: ValueError if `run` is not the folder of a run or a published model.
+    Raises: ValueError if `run` is not the folder of a run or a published model; StopRequested if `stop` returns True
+      while examples are read.
     """
     if run is not None:
         check_is_model(run)
     lines = [*installation(), disk(run or Path(".")), verifiers()]
     if run is not None and is_published(run):
         return [*lines, *(Line(*finding) for finding in recognized(run))]
-    return [*lines, *(run_lines(run) if run is not None else ())]
+    return [*lines, *(run_lines(run, stop) if run is not None else ())]
 
 
 def installation() -> Iterator[Line]:
@@ -121,7 +123,7 @@ def verifiers() -> Line:
     return Line(True, f"verifier workers start and judge; they are confined by {', '.join(layers)}{missing}")
 
 
-def run_lines(folder: Path) -> Iterator[Line]:
+def run_lines(folder: Path, stop: Stop = never) -> Iterator[Line]:
     """Yields the state of a run folder."""
     holder = holder_of(folder)
     if holder is None:
@@ -134,7 +136,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield from metrics(folder, rows, problem, saved)
     yield from rollouts(folder, saved)
     yield from time_spent(folder)
-    yield identity(folder)
+    yield identity(folder, stop)
     yield from judges(folder)
     yield from conversations(folder)
     yield ending(folder)
@@ -317,7 +319,7 @@ def time_spent(folder: Path) -> Iterator[Line]:
         yield Line(True, text)
 
 
-def identity(folder: Path) -> Line:
+def identity(folder: Path, stop: Stop = never) -> Line:
     """Returns whether the run's configuration, opened here, still gives the identity in its manifest."""
     try:
         named = part_names(str(folder / "config.gin"), ())
@@ -330,12 +332,14 @@ def identity(folder: Path) -> Line:
             return Line(None, "the run has parts that were given from Python, with parts=[...], which are not here to "
                               "compare with what it began with; a resume does that")  # fmt: skip
         config, parts = load_config(str(folder / "config.gin"))
-        open_ = lambda task: open_source(task, parts.tables["envs"])
+        open_ = lambda task: open_source(task, parts.tables["envs"], stop)
         source = open_(config.task)
         data = data_fingerprint(config, source, stored_sources(config, source, open_))
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
         now = identify(config, parts, tokenizer, data)
         differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
+    except StopRequested:
+        raise
     except Exception as error:  # the user's parts and task may raise anything: report it
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")
     if differs:

@@ -14,6 +14,7 @@ from jrl.run.best import saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.run_hash import saved_steps
 from jrl.run.trained import Trained, check_is_model, is_published, open_trained
+from jrl.tasks.stopping import Stop, never
 from jrl.tools import evaluation
 from jrl.tools.judged_wins import comparing, judged_wins
 
@@ -85,12 +86,16 @@ def evaluate_sources(
     asked: evaluation.Asked,
     announce: Callable[[int, int], None],
     warn: Callable[[str], None],
+    stop: Stop = never,
 ) -> tuple[list[dict[str, Any]], Trained]:
     """Returns the report of each source, with its name under "source", and the last model.
 
     Args:
       announce: called with (prompts done, total prompts) of one source.
       warn: called with what makes accuracies doubtful.
+      stop: polled as prompts are read.
+
+    Raises: StopRequested if `stop` returns True.
     """
     addresses = dict.fromkeys(source.address for source in sources)
     results, private = [], [address for address in addresses if not paths.is_remote(address)]
@@ -100,7 +105,7 @@ def evaluate_sources(
         evaluation.check_evaluated(config, f"the configuration of {source.name}")
         if (warning := evaluation.trained_prompts_warning(source.address, config)) is not None:
             warn(warning)
-        results.append({"source": source.name, **evaluation.reevaluate(trained, announce, asked, private)})
+        results.append({"source": source.name, **evaluation.reevaluate(trained, announce, asked, private, stop)})
         trained.policy.program_cache.close()
     return results, trained
 

@@ -22,6 +22,7 @@ from jrl.run.trained import Trained
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source
+from jrl.tasks.stopping import Stop, never
 from jrl.tools import measures
 
 # The name in a table and the key in a report: of measures of k samples, and of the measures besides the accuracy.
@@ -42,7 +43,11 @@ ACCURACY_ONLY = Asked()
 
 
 def reevaluate(
-    trained: Trained, announce: Callable[[int, int], None], asked: Asked = ACCURACY_ONLY, private: Sequence[Path] = ()
+    trained: Trained,
+    announce: Callable[[int, int], None],
+    asked: Asked = ACCURACY_ONLY,
+    private: Sequence[Path] = (),
+    stop: Stop = never,
 ) -> dict[str, Any]:
     """Returns the report: `jrl.rollout.evaluate.summary` and the requested measures, with the step that was evaluated.
 
@@ -50,9 +55,9 @@ def reevaluate(
       private: folders that workers of a root process cannot read, such as the evaluated runs'.
 
     Raises: ValueError if the configuration has no Eval section, the reference or proxy has another tokenizer, or there
-      is a reference and Eval.temperature is not 1.
+      is a reference and Eval.temperature is not 1; StopRequested if `stop` returns True while prompts are read.
     """
-    policy, visits = trained.policy, held_out_visits(trained)
+    policy, visits = trained.policy, held_out_visits(trained, stop)
     table = policy.parts.tables["verifiers"]
     with open_scoring(policy.config.scoring, table, policy.parts.sources, private=private) as scorer:
         samples = draw(open_evaluator(policy), trained.params, visits, scorer, announce)
@@ -95,15 +100,15 @@ def check_evaluated(config: Config | None, whose: str = "the configuration", exa
         )
 
 
-def held_out_visits(trained: Trained) -> list[Visit]:
+def held_out_visits(trained: Trained, stop: Stop = never) -> list[Visit]:
     """Returns the held-out prompts that a policy is evaluated on.
 
-    Raises: ValueError if its configuration has no Eval section.
+    Raises: ValueError if its configuration has no Eval section; StopRequested if `stop` returns True.
     """
     policy, config = trained.policy, trained.policy.config
     check_evaluated(config)
-    source = open_source(config.task, policy.parts.tables["envs"])
-    return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
+    source = open_source(config.task, policy.parts.tables["envs"], stop)
+    return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed, stop)
 
 
 def trained_prompts_warning(folder: str | Path, config: Config) -> str | None:

@@ -25,6 +25,7 @@ from jrl.tasks.envs.dataset import Dataset, readable_as
 from jrl.tasks.envs.filtered import FilteredSource
 from jrl.tasks.envs.jsonl import Jsonl, open_reader
 from jrl.tasks.example import visit_uid
+from jrl.tasks.stopping import Stop, never
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 
@@ -99,7 +100,12 @@ def task_of(config: Config, stage: str | None) -> Any:
 
 
 def open_file(
-    path: str | None, config: Config | None, tables: dict[str, Any] | None, name: str | None, read: Read = BY_COLUMNS
+    path: str | None,
+    config: Config | None,
+    tables: dict[str, Any] | None,
+    name: str | None,
+    read: Read = BY_COLUMNS,
+    stop: Stop = never,
 ) -> Inspected:
     """Returns the file, read and checked as a run would.
 
@@ -110,7 +116,7 @@ def open_file(
       tables: the tables of the configuration's parts.
       name: the source in SOURCES that makes rows of examples; None: prompts only.
 
-    Raises: ValueError if the file is refused, or there is no such source.
+    Raises: ValueError if the file is refused, or there is no such source; StopRequested if `stop` returns True.
     """
     sources = SOURCES if tables is None else tables["sources"]
     if name is not None and name not in sources:
@@ -125,12 +131,13 @@ def open_file(
         raise ValueError(f"--stage {read.stage} shows the task of a stage of --config, and {path} is to be shown; "
                          "leave one of them out")  # fmt: skip
     if config is None:
-        source = open_named(file_config(path, read), ENVS)
+        source = open_named(file_config(path, read), ENVS, stop)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
         task = task_of(config, read.stage) if path is None else file_config(path, read, config.task)
-        source = open_source(task, tables["envs"]) if path is None else open_named(task, tables["envs"])
+        open_ = open_source if path is None else open_named
+        source = open_(task, tables["envs"], stop)
         data = config.data
         texts = texts_of(source, data)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
@@ -144,13 +151,13 @@ def open_file(
     return Inspected(source, tokenizer, data, rows, settings, width)
 
 
-def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment]) -> Source:
+def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment], stop: Stop) -> Source:
     """Returns the source of a file.
 
     Raises: ValueError if the file is refused. If no layout was named, the message names those that read its first row.
     """
     try:
-        return open_source(task, table)
+        return open_source(task, table, stop)
     except ValueError as error:
         if isinstance(task, Dataset) or not (layouts := layouts_of_first_row(task)):
             raise

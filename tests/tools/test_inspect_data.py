@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jrl import cli
+from jrl.commands.rows import START_OF_LINE
 from jrl.tools import inspect_data
 
 pytestmark = pytest.mark.fast
@@ -51,6 +52,19 @@ def test_prompts_alone_and_fewer_rows(file, capsys):
     code, out, _ = output(capsys, file, "--rows", "1")
     assert code == 0 and out[0] == "a" and "prompt: " in out[1] and ", 0 learned from" in out[1]
     assert "b" not in out and "[" not in out[2]
+
+
+def test_rows_are_counted_on_a_terminal_while_files_are_opened(file, monkeypatch, capsys):
+    monkeypatch.setattr("jrl.commands.rows.QUIET_SECONDS", -1.0)
+    monkeypatch.setattr("jrl.commands.rows.SHOWN_EVERY", 2)
+    quiet = output(capsys, file, "--against", file)[2]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    shown = output(capsys, file, "--against", file)[2]
+    # each file is polled once for each of its 4 rows and once more
+    assert quiet == "" and [text for text in shown.split(START_OF_LINE) if text] == [
+        f"reading data: {count} rows" for count in (2, 4, 6, 8, 10)
+    ]
+    assert shown.endswith(START_OF_LINE)
 
 
 def test_the_lengths_of_a_configuration(file, capsys):
