@@ -175,8 +175,12 @@ def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tm
 
 def test_a_run_without_an_evaluation_is_named():
     config, _ = load_config("configs/tiny.gin")
-    with pytest.raises(ValueError, match=r"^the configuration of runs/two has no evaluation; give it one: jrl eval"):
+    whole = r"^the configuration of runs/two has no evaluation; give it one: jrl eval .* Data\.held_out_every=10, or, for"
+    with pytest.raises(ValueError, match=whole):
         check_evaluated(config, "the configuration of runs/two")
+    splits = dataclasses.replace(config, data=dataclasses.replace(config.data, held_out_every=5))
+    with pytest.raises(ValueError, match=r"Eval\.prompts=100, or, for a published model"):
+        check_evaluated(splits, "the configuration of runs/two")
 
 
 def test_a_run_or_a_step_that_is_not_there_is_refused_before_any_source_is_evaluated(tmp_path):

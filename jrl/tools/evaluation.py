@@ -94,9 +94,10 @@ def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
 def check_evaluated(config: Config | None, whose: str = "the configuration", example: str = "") -> None:
     """Raises ValueError for a configuration without an Eval section, or None. `whose`: its name in the message."""
     if config is None or config.eval is None:
+        split = "" if config is not None and config.data.held_out_every is not None else " Data.held_out_every=10"
         raise ValueError(
-            f"{whose} has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100, or, "
-            f"for a published model, --config FILE.gin{example}"
+            f"{whose} has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100{split}, "
+            f"or, for a published model, --config FILE.gin{example}"
         )
 
 
