@@ -377,9 +377,11 @@ jrl refuses a row that a layout does not understand, and names file, row, field 
 `Dataset.on_bad_row = 'drop'` drops such rows and counts them by cause, up to `Dataset.max_dropped`. Prompts that give
 no example are not bad rows, but are counted: `unanswered`, `single_answer`, `unranked`, `tied`, `same_answers`.
 
-Rows are read in a random order. Of every open Parquet file up to 1 GiB of row groups stays unpacked in memory, so a
-larger file is read faster with small row groups (pyarrow's `row_group_size`, 100 rows or so for long solutions). Shards
-of a data set are the tasks of a mixture, or become one file first, which needs less memory.
+A data set in several files has a `*` in its path: `Dataset.path = 'ultrafeedback/train-*.parquet'`. The files are read
+as one, in the order of their names, and errors name the file and the row in it. The path of `Jsonl` may have one too.
+
+Rows are read in a random order. Of the Parquet files of a path up to 1 GiB of row groups stays unpacked in memory, so a
+larger data set is read faster with small row groups (pyarrow's `row_group_size`, 100 rows or so for long solutions).
 
 `jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
 prints the table below.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import itertools
 import json
 import os
@@ -70,16 +71,24 @@ def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:
 def beside(path: str, file: str | None) -> str:
     """Returns the path that a relative path in a file refers to.
 
-    This is `path` unchanged if it exists from the current directory; else `path` joined to the folder of `file`, if
-    that exists; else `path` unchanged, so that the error of opening it shows what was written.
+    This is `path` unchanged if it exists from the current directory, or a file that a * in it stands for; else `path`
+    joined to the folder of `file`, if that exists; else `path` unchanged, so that the error of opening it shows what
+    was written.
 
     Args:
       file: the file that mentions the path; None: the command line or a Python call.
     """
-    if not path or "\0" in path or file is None or os.path.isabs(path) or _SCHEME.match(path) or os.path.exists(path):
+    if not path or "\0" in path or file is None or os.path.isabs(path) or _SCHEME.match(path) or matches(path):
         return path
     joined = os.path.normpath(os.path.join(os.path.dirname(file), path))
-    return joined if os.path.exists(joined) else path
+    return joined if matches(joined) else path
+
+
+def matches(path: str) -> list[str]:
+    """Returns what exists of that name: the path itself, else all that a name with * stands for, sorted."""
+    if os.path.exists(path):
+        return [path]
+    return sorted(glob.glob(glob.escape(path).replace("[*]", "*"))) if "*" in path else []
 
 
 def normalize(path: str | os.PathLike[str]) -> Path:

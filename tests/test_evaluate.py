@@ -175,7 +175,9 @@ def test_an_evaluation_on_prompts_that_a_run_may_have_trained_on_is_warned_of(tm
 
 def test_a_run_without_an_evaluation_is_named():
     config, _ = load_config("configs/tiny.gin")
-    whole = r"^the configuration of runs/two has no evaluation; give it one: jrl eval .* Data\.held_out_every=10, or, for"
+    whole = (
+        r"^the configuration of runs/two has no evaluation; give it one: jrl eval .* Data\.held_out_every=10, or, for"
+    )
     with pytest.raises(ValueError, match=whole):
         check_evaluated(config, "the configuration of runs/two")
     splits = dataclasses.replace(config, data=dataclasses.replace(config.data, held_out_every=5))

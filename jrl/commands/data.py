@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="?",
         type=Path,
-        help="a data file: .jsonl, .jsonl.gz, .parquet or .array_record (default: the task of --config)",
+        help="a data file: .jsonl, .jsonl.gz, .parquet or .array_record; or several, by a quoted pattern such as "
+        "'train-*.parquet' (default: the task of --config)",
     )
     options.add_bindings(parser, "--config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
@@ -58,6 +59,8 @@ def data(args: argparse.Namespace) -> int:
     file, bindings = None if args.file is None else str(args.file), args.bindings
     if file is not None and "=" in file and not args.file.exists():  # a binding; no file was given
         file, bindings = None, [file, *bindings]
+    if more := [name for name in bindings if os.path.exists(name)]:
+        raise ValueError(f"{file} and {more[0]}: name one file, or quote a pattern for several: 'train-*.parquet'")
     if bindings and args.config is None:
         raise ValueError(f"{bindings[0]}: a binding overrides --config, and none is given")
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-import os
 import platform
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -324,7 +323,7 @@ def identity(folder: Path, stop: Stop = never) -> Line:
     try:
         named = part_names(str(folder / "config.gin"), ())
         files = [*named, *named_files(load_run_config(folder)[0])]
-        lacking = [str(file) for file in files if not paths.is_remote(file) and not os.path.exists(file)]
+        lacking = [str(file) for file in files if not paths.is_remote(file) and not paths.matches(file)]
         if lacking:
             return Line(None, f"{', '.join(lacking)}: not found from here, so not compared with what the run "
                               "began with; run this command where you train")  # fmt: skip

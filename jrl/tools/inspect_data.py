@@ -73,7 +73,7 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
 
     Raises: ValueError if there is no such file.
     """
-    if not paths.is_remote(path) and not paths.exists(path):  # the task would name a field that nobody set
+    if not paths.is_remote(path) and not paths.matches(path):  # the task would name a field that nobody set
         raise ValueError(f"{path} does not exist")
     if read.layout is not None:
         named = {} if read.take is None else {"take": read.take}

@@ -47,7 +47,7 @@ def test_row_groups_stay_decoded_as_far_as_there_is_room(tmp_path, monkeypatch, 
     source = open_jsonl(Jsonl(path=path))
     order = [19, 0, 5, 0, 19, 7, *range(20)]
     assert [source[i].answer for i in order] == [str(i) for i in order]
-    decoded = [index for index, *_ in source.reader._decoded]
+    decoded = [index for (_, index), *_ in source.reader._decoded._tables]
     assert decoded == list(range(19, 19 - groups, -1))
 
 

@@ -18,8 +18,6 @@ CHUNK = 1 << 20
 class ArrayRecords:
     """The rows of one file."""
 
-    unit = "record"
-
     def __init__(self, path: str, parse: Callable[[bytes], dict[str, Any]], stop: Stop = never) -> None:
         """Opens the file. `parse`: bytes -> row, raises BadRow.
 
@@ -55,6 +53,9 @@ class ArrayRecords:
             check_unchanged(file, self._stamp, self._path)
         (record,) = self._guarded(lambda: self._reader.read([position]))
         return self._parse(record)
+
+    def place(self, number: int) -> str:
+        return f"{self._path}, record {number}"
 
     def digest(self) -> str:
         return self._digest

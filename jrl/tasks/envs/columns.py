@@ -50,7 +50,7 @@ class Jsonl:
     ends in .array_record. Columns that are not fields of jrl go to `info`, for verifiers and reports only. So does the
     text that the answer was extracted from, as `solution`."""
 
-    path: str  # the file
+    path: str  # the file, or with * in its name several, read as one: 'rows-*.jsonl'
     columns: dict[str, str] = dataclasses.field(
         default_factory=dict
     )  # jrl's field -> the file's column, where they differ
@@ -158,9 +158,13 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
 
 @functools.lru_cache(maxsize=64)
 def names_of(path: str) -> tuple[str, str]:
-    """Returns a file's name, and that without its ending: the task of its examples where no other is given."""
+    """Returns a file's name, and that without its ending: the task of its examples where no other is given. For a name
+    with *, what stands before it, else the folder's name."""
     name = Path(path).name
-    return name, Path(name.removesuffix(".gz")).stem
+    task = Path(name.removesuffix(".gz")).stem
+    if "*" in name:
+        task = task.split("*")[0].rstrip("-_.") or Path(path).parent.name or "rows"
+    return name, task
 
 
 def final_answer(text: str, answer_in: AnswerIn) -> str | None:

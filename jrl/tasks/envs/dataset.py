@@ -35,7 +35,7 @@ class Dataset:
     """A file of a published data set: JSON lines (.jsonl, .jsonl.gz), Parquet (.parquet) or ArrayRecord
     (.array_record). docs/data-layouts.md has every layout with an example row."""
 
-    path: str  # the file
+    path: str  # the file, or with * in its name several, read as one: 'train-*.parquet'
     layout: str  # the layout of its rows: a name of `jrl list layouts`
     take: Take | None = None  # what becomes an example; None: the layout's first choice
     rank_by: str | None = None  # what answers are ranked by; None: the layout's first choice
@@ -194,7 +194,7 @@ class _Opening:
         """Counts a group of bad rows. Raises: ValueError if bad rows are refused."""
         number = numbers[bad.row if isinstance(bad, BadField) else 0]
         what = str(bad) if isinstance(bad, BadField) else f"the row {bad}"
-        problem = f"{self.config.path}, {self.reader.unit} {number}: {what}"
+        problem = f"{self.reader.place(number)}: {what}"
         if self.config.on_bad_row == "refuse":
             others = [] if row is None else readable_as(row, self.config.layout)
             could = (

@@ -1,4 +1,5 @@
-"""Tasks from a file of rows, JSON lines (also as .gz), Parquet or ArrayRecord, with random access. No JAX.
+"""Tasks from a file of rows, JSON lines (also as .gz), Parquet or ArrayRecord, with random access, or from several such
+files. No JAX.
 
 `columns.py` defines the meaning of a row. Opening reads the file once, row by row, and keeps 16 bytes per row; memory
 does not grow with the length of the text. Every problem with a row is one of CAUSES. A bad row is refused with file and
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -25,7 +27,8 @@ from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
 from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, counts_text, example_of, kind
 from jrl.tasks.envs.contract import REPEATED_PROMPT, check_unchanged, digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
-from jrl.tasks.envs.parquet import open_parquet
+from jrl.tasks.envs.parquet import Decoded, open_parquet
+from jrl.tasks.envs.shards import Shards
 from jrl.tasks.example import Example
 from jrl.tasks.shares import is_above
 from jrl.tasks.stopping import Stop, check_stop, never
@@ -47,13 +50,14 @@ class FileConfig(Protocol):
 class Reader(Protocol):
     """The rows of one kind of file."""
 
-    unit: str  # the word for a row in messages: "line", "row" or "record"
-
     def each(self) -> Iterator[tuple[int, int, Row]]:
         """Yields (number in the file, from 1; position for `at`; row) of every row, reading the file once."""
 
     def at(self, position: int) -> dict[str, Any]:
         """Returns the row at a position. Raises BadRow; ValueError if the file changed since it was opened."""
+
+    def place(self, number: int) -> str:
+        """Returns the place of a row for messages: "rows.jsonl, line 3". Of rows that `each` has yielded."""
 
     def digest(self) -> str:
         """Returns the sha256 of the file. Call it after `each` is exhausted."""
@@ -100,7 +104,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             try:
                 example = example_of(row(), number, config)
             except BadRow as bad:
-                problem = f"{config.path}, {reader.unit} {number}: the row {bad}"
+                problem = f"{reader.place(number)}: the row {bad}"
                 if config.on_bad_row == "refuse":
                     raise ValueError(f"{problem}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
                 counts[bad.cause] = counts.get(bad.cause, 0) + 1
@@ -116,10 +120,10 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     first, first_of = _first_of_each(ids)
     repeated = np.setdiff1d(np.arange(len(ids)), first)
     if len(repeated):
-        problem = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
+        problem = f"{reader.place(numbers[int(repeated[0])])}: the row {CAUSES['duplicate_id']}"
         if config.on_bad_row == "refuse":
-            raise ValueError(f"{problem} ({reader.unit} {numbers[int(first_of[repeated[0]])]}). Jsonl.on_bad_row = "
-                             "'drop' drops and counts such rows")  # fmt: skip
+            earlier = reader.place(numbers[int(first_of[repeated[0]])])
+            raise ValueError(f"{problem} ({earlier}). Jsonl.on_bad_row = 'drop' drops and counts such rows")
         counts["duplicate_id"] = len(repeated)
         first_bad = first_bad or problem
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
@@ -146,12 +150,27 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
 
 
 def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
+    """Returns the reader for a file, or for all that a name with * stands for.
+
+    Raises: OSError if one cannot be opened, ValueError if it is damaged.
+    """
+    decoded = Decoded()
+    files = paths.matches(config.path)
+    if "*" not in config.path or files == [config.path]:
+        return _open_file(config, decoded, stop)
+    if not files:
+        raise FileNotFoundError(errno.ENOENT, "no file has such a name", config.path)
+    return Shards([_open_file(dataclasses.replace(config, path=file), decoded, stop) for file in files])
+
+
+def _open_file(config: FileConfig, decoded: Decoded, stop: Stop) -> Reader:
     """Returns the reader for a file by its extension: Parquet, ArrayRecord, or JSON lines.
 
-    Raises: OSError if it cannot be opened, ValueError if it is damaged.
+    Args:
+      decoded: where row groups of Parquet files stay.
     """
     if config.path.endswith(".parquet"):
-        return open_parquet(config, stop)
+        return open_parquet(config, decoded, stop)
     if config.path.endswith(ENDINGS):
         return ArrayRecords(config.path, lambda record: _parse(record, config.max_row_bytes), stop)
     return Lines(config)
@@ -159,8 +178,6 @@ def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
 
 class Lines:
     """JSON lines; the position of a line is its offset in the text. Blank lines at the end of the file are ignored."""
-
-    unit = "line"
 
     def __init__(self, config: FileConfig) -> None:
         paths.check_not_special(config.path)
@@ -187,6 +204,9 @@ class Lines:
         with self._open(position) as file:
             check_unchanged(file, self._stamp, self._path)
             return _parse(_without_bom(file.readline(self._limit + len(_BOM) + 1), position), self._limit)
+
+    def place(self, number: int) -> str:
+        return f"{self._path}, line {number}"
 
     def _open(self, offset: int) -> IO[bytes]:
         if self._gzip is not None:

@@ -1,8 +1,8 @@
 """Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
-One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYTES together, so the memory of each open
-file is bounded by that, the largest group, its footer and BATCH rows; in a larger file, most rows in random order
-decode their group.
+One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYTES together, so the memory of an open
+data set is bounded by that, the largest group, and a footer and BATCH rows for each of its files; in a larger one, most
+rows in random order decode their group.
 Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
 counted as unread_column.
 """
@@ -28,8 +28,27 @@ KEPT_BYTES = 1 << 30  # of row groups that stay decoded
 BATCH = 1024  # rows turned into Python at once
 CHUNK = 1 << 20
 
+_Tables = tuple[tuple[tuple[str, int], Any, int], ...]  # (file, row group), table, bytes; the one read last is first
 
-def open_parquet(config: Any, stop: Stop) -> ParquetRows:
+
+class Decoded:
+    """The row groups that stay decoded, of one file or of several that are read as one."""
+
+    def __init__(self) -> None:
+        self._tables: _Tables = ()
+
+    def table(self, key: tuple[str, int], unpacked: int, read: Callable[[], Any]) -> Any:
+        """Returns the table of a row group. read: decodes it, to about `unpacked` bytes."""
+        found = next((one for one in self._tables if one[0] == key), None)
+        if found is None:
+            self._tables = _newest(self._tables, KEPT_BYTES - unpacked)  # free what has no room first: all may be large
+            table = read()
+            found = key, table, table.nbytes
+        self._tables = (found, *(other for other in self._tables if other[0] != key))
+        return found[1]
+
+
+def open_parquet(config: Any, decoded: Decoded, stop: Stop) -> ParquetRows:
     """Returns the rows of a Parquet file. Reads the whole file for its hash, but decodes only the schema.
 
     Raises: ImportError naming the extra; OSError if it cannot be opened; ValueError if it is not a Parquet file, is
@@ -41,18 +60,16 @@ def open_parquet(config: Any, stop: Stop) -> ParquetRows:
         raise ImportError(
             "a .parquet file needs the package pyarrow; install it with pip install 'jrl-jax[parquet]'"
         ) from error
-    return ParquetRows(config, pyarrow, stop)
+    return ParquetRows(config, pyarrow, decoded, stop)
 
 
 class ParquetRows:
     """The rows of one file. Make one with `open_parquet`."""
 
-    unit = "row"
-
-    def __init__(self, config: Any, arrow: Any, stop: Stop = never) -> None:
+    def __init__(self, config: Any, arrow: Any, decoded: Decoded, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._metadata: Any = None  # the file's footer, parsed once: it grows with the number of row groups
-        self._decoded: tuple[tuple[int, Any, int], ...] = ()  # index, table, bytes; the group read last is first
+        self._decoded = decoded
         self._read: tuple[int, list] = (-1, [])  # what `at` turned into Python last: the first position, and the rows
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
@@ -95,6 +112,9 @@ class ParquetRows:
             self._read = start, rows
         return self._checked(rows[position - start])
 
+    def place(self, number: int) -> str:
+        return f"{self._path}, row {number}"
+
     def digest(self) -> str:
         return self._digest.hexdigest()
 
@@ -102,15 +122,8 @@ class ParquetRows:
         return {"unread_column": self._unread} if self._unread else {}
 
     def _group(self, group: int) -> Any:
-        decoded = self._decoded
-        found = next((one for one in decoded if one[0] == group), None)
-        if found is None:
-            # Free what has no room first: all may be large.
-            self._decoded = decoded = _newest(decoded, KEPT_BYTES - self._bytes[group])
-            table = self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
-            found = group, table, table.nbytes
-        self._decoded = (found, *(other for other in decoded if other[0] != group))
-        return found[1]
+        read = lambda: self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
+        return self._decoded.table((self._path, group), self._bytes[group], read)
 
     def _guarded(self, read: Callable[[Any], Any]) -> Any:
         """Returns `read` of the open file. Converts Arrow's errors to a ValueError that names the file."""
@@ -146,10 +159,10 @@ def _most_bytes(value: Any) -> int:
     return 32  # -1.7976931348623157e+308
 
 
-def _newest(decoded: tuple[tuple[int, Any, int], ...], most: int) -> tuple[tuple[int, Any, int], ...]:
+def _newest(tables: _Tables, most: int) -> _Tables:
     """Returns the first row groups that have `most` bytes at most together."""
-    totals = itertools.accumulate(size for _, _, size in decoded)
-    return decoded[: sum(total <= most for total in totals)]
+    totals = itertools.accumulate(size for _, _, size in tables)
+    return tables[: sum(total <= most for total in totals)]
 
 
 def _python(table: Any) -> list[dict[str, Any] | BadRow]:
