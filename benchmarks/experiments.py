@@ -38,7 +38,7 @@ from benchmarks import shifted_pairs
 from jrl import cli, exit_codes
 from jrl.ops.divergence import DIVERGENCES
 from jrl.run.trained import open_trained
-from jrl.tools.evaluation import reevaluate
+from jrl.tools.evaluation import held_out_visits, reevaluate
 from jrl.tools.sweep import charts, manifest
 from jrl.tools.sweep.comparison import Comparison, Curve, VariantResult, compare, to_json
 from jrl.tools.sweep.runs import RunResult, find_runs, read_run
@@ -258,7 +258,8 @@ def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) ->
         if measures(ALL_PROMPTS) and not (run / EVALUATED).exists():
             trained = open_trained(run, EVALUATION)
             first = first or trained.policy  # its programs are compiled once
-            result = reevaluate(dataclasses.replace(trained, policy=first), lambda done, total: None)
+            trained = dataclasses.replace(trained, policy=first)
+            result = reevaluate(trained, held_out_visits(trained), lambda done, total: None)
             (run / EVALUATED).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

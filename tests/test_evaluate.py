@@ -24,8 +24,16 @@ from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, MathEqual
 from jrl.tools import evaluation
-from jrl.tools.evaluate_sources import OpenOptions, check_evaluation_given, sources_of
-from jrl.tools.evaluation import check_evaluated, percent_cell, reevaluate, table, trained_prompts_warning, win_rates
+from jrl.tools.evaluate_sources import OpenOptions, Source, check_evaluation_given, evaluate_sources, sources_of
+from jrl.tools.evaluation import (
+    check_evaluated,
+    held_out_visits,
+    percent_cell,
+    reevaluate,
+    table,
+    trained_prompts_warning,
+    win_rates,
+)
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -113,7 +121,7 @@ def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
     trained = SimpleNamespace(policy=SimpleNamespace(config=config, parts=parts, tokenizer=tokenizer))
     # It has been opened where its prompts are counted.
     with pytest.raises(ValueError, match=r"512 held-out prompts requested.* among 20 examples"):
-        reevaluate(trained, lambda done, total: None)
+        held_out_visits(trained)
 
 
 def test_workers_of_an_evaluation_read_no_run_that_is_evaluated(tmp_path, monkeypatch):
@@ -130,8 +138,25 @@ def test_workers_of_an_evaluation_read_no_run_that_is_evaluated(tmp_path, monkey
 
     monkeypatch.setattr(evaluation, "open_scoring", opened)
     with pytest.raises(Seen) as seen:
-        reevaluate(trained, lambda done, total: None, private=[tmp_path])
+        reevaluate(trained, [], lambda done, total: None, private=[tmp_path])
     assert seen.value.args == ([tmp_path],)
+
+
+def test_prompts_are_read_once_for_all_steps_of_a_run(monkeypatch):
+    config, _ = load_config("configs/tiny.gin", ["Config.eval=@Eval()", "Data.held_out_every=2"])
+    read = []
+    monkeypatch.setattr(
+        evaluation, "held_out_visits", lambda trained, stop: read.append(trained.step) or [trained.step]
+    )
+    monkeypatch.setattr(evaluation, "reevaluate", lambda trained, visits, *others: {"step": trained.step, "of": visits})
+    policy = SimpleNamespace(config=config, program_cache=SimpleNamespace(close=lambda: None))
+    sources = [
+        Source(f"{address} {step}", Path(address), lambda step=step: SimpleNamespace(step=step, policy=policy))
+        for address, step in (("a", 1), ("a", 2), ("b", 3), ("a", 4))
+    ]
+    results, last, visits = evaluate_sources(sources, evaluation.ACCURACY_ONLY, lambda done, total: None, print)
+    assert [result["of"] for result in results] == [[1], [1], [3], [4]] and read == [1, 3, 4]
+    assert (last.step, visits) == (4, [4])
 
 
 def test_policies_are_compared_prompt_by_prompt():

@@ -81,12 +81,12 @@ def evaluate(args: argparse.Namespace) -> int:
     warn = lambda warning: print(warning, file=sys.stderr)
     asked = evaluation.Asked(args.diversity, reference, proxy)
     with counted_rows() as counted:
-        results, last = evaluate_sources.evaluate_sources(sources, asked, announce, warn, counted)
+        results, last, visits = evaluate_sources.evaluate_sources(sources, asked, announce, warn, counted)
     # First: if the sources cannot be compared, or a judge fails, nothing is lost.
     evaluate_sources.write_results(args.out, results)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
     answers = None if args.out is None else args.out.with_suffix(".judges")
-    if judged := evaluate_sources.judge_sources(results, last, answers):
+    if judged := evaluate_sources.judge_sources(results, last, visits, answers):
         names = [result["source"] for result in results]
         print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
         wins_of = lambda number: {name: wins[number] for name, wins in judged.items()}

@@ -14,6 +14,7 @@ from jrl.run.best import saved_step
 from jrl.run.bucket_run import readable
 from jrl.run.run_hash import saved_steps
 from jrl.run.trained import Trained, check_is_model, is_published, open_trained
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop, never
 from jrl.tools import evaluation
 from jrl.tools.judged_wins import comparing, judged_wins
@@ -87,8 +88,8 @@ def evaluate_sources(
     announce: Callable[[int, int], None],
     warn: Callable[[str], None],
     stop: Stop = never,
-) -> tuple[list[dict[str, Any]], Trained]:
-    """Returns the report of each source, with its name under "source", and the last model.
+) -> tuple[list[dict[str, Any]], Trained, list[Visit]]:
+    """Returns the report of each source, with its name under "source", and the last model and its held-out prompts.
 
     Args:
       announce: called with (prompts done, total prompts) of one source.
@@ -99,32 +100,35 @@ def evaluate_sources(
     """
     addresses = dict.fromkeys(source.address for source in sources)
     results, private = [], [address for address in addresses if not paths.is_remote(address)]
+    read: Path | None = None  # whose prompts `visits` are: steps of one run are evaluated on the same
     for source in sources:
         trained = source.open()
         config = trained.policy.config
         evaluation.check_evaluated(config, f"the configuration of {source.name}")
-        if (warning := evaluation.trained_prompts_warning(source.address, config)) is not None:
-            warn(warning)
-        results.append({"source": source.name, **evaluation.reevaluate(trained, announce, asked, private, stop)})
+        if read != source.address:
+            if (warning := evaluation.trained_prompts_warning(source.address, config)) is not None:
+                warn(warning)
+            visits, read = evaluation.held_out_visits(trained, stop), source.address
+        results.append({"source": source.name, **evaluation.reevaluate(trained, visits, announce, asked, private)})
         trained.policy.program_cache.close()
-    return results, trained
+    return results, trained, visits
 
 
 def judge_sources(
-    results: Sequence[Mapping[str, Any]], last: Trained, answers: Path | None
+    results: Sequence[Mapping[str, Any]], last: Trained, visits: Sequence[Visit], answers: Path | None
 ) -> dict[str, list[list[dict[str, float | None] | None]]]:
     """Returns {judge: table} as `judged_wins` does; {} for a single source, or if no judge compares completions.
 
     Args:
       results: reports on the same prompts.
       last: the model of the last result. Its judges compare.
+      visits: these prompts.
       answers: the folder of cached answers; see `judged_wins`.
     """
     judges = comparing(last.policy.config.judges)
     if len(results) == 1 or not judges:
         return {}
-    examples = [visit.example for visit in evaluation.held_out_visits(last)]
-    return judged_wins(judges, results, examples, answers)
+    return judged_wins(judges, results, [visit.example for visit in visits], answers)
 
 
 def write_results(out: Path | None, results: Sequence[Mapping[str, Any]]) -> None:

@@ -44,20 +44,21 @@ ACCURACY_ONLY = Asked()
 
 def reevaluate(
     trained: Trained,
+    visits: Sequence[Visit],
     announce: Callable[[int, int], None],
     asked: Asked = ACCURACY_ONLY,
     private: Sequence[Path] = (),
-    stop: Stop = never,
 ) -> dict[str, Any]:
     """Returns the report: `jrl.rollout.evaluate.summary` and the requested measures, with the step that was evaluated.
 
     Args:
+      visits: the prompts, of `held_out_visits`.
       private: folders that workers of a root process cannot read, such as the evaluated runs'.
 
-    Raises: ValueError if the configuration has no Eval section, the reference or proxy has another tokenizer, or there
-      is a reference and Eval.temperature is not 1; StopRequested if `stop` returns True while prompts are read.
+    Raises: ValueError if the reference or proxy has another tokenizer, or there is a reference and Eval.temperature is
+      not 1.
     """
-    policy, visits = trained.policy, held_out_visits(trained, stop)
+    policy = trained.policy
     table = policy.parts.tables["verifiers"]
     with open_scoring(policy.config.scoring, table, policy.parts.sources, private=private) as scorer:
         samples = draw(open_evaluator(policy), trained.params, visits, scorer, announce)

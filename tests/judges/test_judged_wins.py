@@ -102,7 +102,7 @@ def test_what_was_measured_is_written_where_it_is_not_compared(tmp_path, monkeyp
         "jrl.tools.evaluate_sources.open_trained", lambda *args, **options: SimpleNamespace(policy=policy)
     )
     monkeypatch.setattr("jrl.tools.evaluation.reevaluate", lambda *args: next(results))
-    monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained: [])
+    monkeypatch.setattr("jrl.tools.evaluation.held_out_visits", lambda trained, stop: [])
     if same_prompts:
         monkeypatch.setattr("jrl.tools.evaluation.side_by_side", lambda results: "a table")
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
