@@ -144,19 +144,20 @@ def test_workers_of_an_evaluation_read_no_run_that_is_evaluated(tmp_path, monkey
 
 def test_prompts_are_read_once_for_all_steps_of_a_run(monkeypatch):
     config, _ = load_config("configs/tiny.gin", ["Config.eval=@Eval()", "Data.held_out_every=2"])
-    read = []
-    monkeypatch.setattr(
-        evaluation, "held_out_visits", lambda trained, stop: read.append(trained.step) or [trained.step]
-    )
+    read, warned = [], []
+    held_out = lambda trained, stop: read.append(trained.step) or [trained.step]
+    monkeypatch.setattr(evaluation, "held_out_visits", held_out)
+    monkeypatch.setattr(evaluation, "trained_prompts_warning", lambda address, config: f"about {address}")
     monkeypatch.setattr(evaluation, "reevaluate", lambda trained, visits, *others: {"step": trained.step, "of": visits})
     policy = SimpleNamespace(config=config, program_cache=SimpleNamespace(close=lambda: None))
     sources = [
         Source(f"{address} {step}", Path(address), lambda step=step: SimpleNamespace(step=step, policy=policy))
         for address, step in (("a", 1), ("a", 2), ("b", 3), ("a", 4))
     ]
-    results, last, visits = evaluate_sources(sources, evaluation.ACCURACY_ONLY, lambda done, total: None, print)
+    announce = lambda done, total: None
+    results, last, visits = evaluate_sources(sources, evaluation.ACCURACY_ONLY, announce, warned.append)
     assert [result["of"] for result in results] == [[1], [1], [3], [4]] and read == [1, 3, 4]
-    assert (last.step, visits) == (4, [4])
+    assert (last.step, visits, warned) == (4, [4], ["about a", "about b", "about a"])
 
 
 def test_policies_are_compared_prompt_by_prompt():

@@ -104,7 +104,8 @@ def evaluate_pairs(
 
     if args.proxy is not None or args.diversity:
         raise ValueError("--pairs measures a reward on answers that are given; leave --proxy and --diversity out")
-    compared = reward_quality.read_pairs(args.pairs, args.layout)
+    with counted_rows() as counted:
+        compared = reward_quality.read_pairs(args.pairs, args.layout, counted)
     chosen = bool(bindings or args.steps or args.step is not None or args.stage is not None or args.role != "policy")
     results = reward_quality.measure_sources(sources, compared, open_reference, reading_bar(), chosen=chosen)
     print(reward_quality.table(results))

@@ -19,6 +19,7 @@ from jrl.run.trained import Trained
 from jrl.tasks.data.stored import completion_of
 from jrl.tasks.envs import ENVS
 from jrl.tasks.example import Example, Message
+from jrl.tasks.stopping import Stop, never
 from jrl.tools import inspect_data
 from jrl.tools.evaluate_sources import Source
 from jrl.tools.evaluation import percent_cell
@@ -138,10 +139,11 @@ def measure_classifier(folder: Path, compared: PreferencePairs, announce: Callab
     return {label: measured(lambda asked, values=values: values, compared) for label, values in by_label.items()}
 
 
-def read_pairs(file: Path, layout: str | None) -> PreferencePairs:
-    """Returns the pairs in a data file, in a layout; None: with the columns prompt, answer and rejected."""
+def read_pairs(file: Path, layout: str | None, stop: Stop = never) -> PreferencePairs:
+    """Returns the pairs in a data file, in a layout; None: with the columns prompt, answer and rejected. Raises
+    StopRequested if `stop` returns True."""
     read = inspect_data.Read(layout, "all_pairs" if layout is not None else None)
-    source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS)
+    source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS, stop)
     return preference_pairs([source[index] for index in range(len(source))])
 
 
