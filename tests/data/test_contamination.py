@@ -160,6 +160,24 @@ def test_prompts_that_repeat_with_another_answer_are_kept_and_counted(tmp_path):
     assert len(source) == 2 and source.counts == {"duplicate": 1, "duplicate_prompt": 1}
 
 
+def test_prompts_that_repeat_are_counted_among_those_that_are_left(tmp_path):
+    write = lambda name, rows: (tmp_path / name).write_text(
+        "".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows)
+    )
+    task = lambda name: ENVS["Jsonl"].config(path=str(tmp_path / name))
+    write("a.jsonl", [("q", "1"), ("q", "2"), ("q", "3"), ("p", "4")])
+    write("b.jsonl", [("q", "1"), ("p", "4")])
+    write("c.jsonl", [("q", "1")])
+    filtered = lambda **options: open_source(ENVS["Filtered"].config(**options), ENVS)
+    # The two that repeat q are in an evaluation set, and go with it.
+    source = filtered(task=task("a.jsonl"), evaluation=(task("c.jsonl"),), duplicates="report")
+    assert open_source(task("a.jsonl"), ENVS).counts == {"duplicate_prompt": 2}
+    assert source.counts == {"contaminated_exact": 3} and len(source) == 1
+    # The mixture's three rows of b repeat whole rows of a, which leaves q three times and p once.
+    source = filtered(task=ENVS["Mixture"].config(tasks=(task("a.jsonl"), task("b.jsonl"))))
+    assert source.counts == {"duplicate": 3, "duplicate_prompt": 2} and len(source) == 4
+
+
 def test_it_is_an_environment_around_any_other():
     addition = lambda **config: ENVS["Addition"].config(digits=1, **config)
     config = ENVS["Filtered"].config(task=addition(size=150), evaluation=(addition(size=10, seed=1),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -75,7 +76,10 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
     overlaps: dict[int, Overlap] = {}
     duplicates: list[tuple[int, int]] = []  # (example, the first that it repeats)
     first_with: dict[bytes, int] = {}
+    prompts = array.array("Q")  # of every example, if some repeat one
     for i, example in enumerate(examples(source)):
+        if REPEATED_PROMPT in source.counts:
+            prompts.append(int.from_bytes(example.prompt_digest()[:8], "little"))
         if (overlap := index.overlap(example)) is not None and overlap.share > config.overlap:
             overlaps[i] = overlap
         if (first := first_with.setdefault(example_digest(example), i)) != i:
@@ -88,10 +92,7 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
         repeated, first = duplicates[0]
         raise ValueError(f"{len(duplicates)} of {len(source)} examples repeat earlier ones: {source[repeated].id} is "
                          f"{source[first].id} again. Filtered.duplicates = 'drop' drops them")  # fmt: skip
-    counts = dict(source.counts)
-    if config.duplicates == "drop":
-        kept = counts.pop(REPEATED_PROMPT, 0) - len(duplicates)
-        counts |= {REPEATED_PROMPT: kept} if kept > 0 else {}
+    counts = {cause: count for cause, count in source.counts.items() if cause != REPEATED_PROMPT}
     names = ["duplicate"] * len(duplicates) + [f"contaminated_{overlap.kind}" for overlap in overlaps.values()]
     for name in names:
         counts[name] = counts.get(name, 0) + 1
@@ -102,6 +103,10 @@ def open_filtered(config: Filtered, source: Source, evaluation: Sequence[Source]
         keep[list(overlaps)] = False
     if not keep.any():
         raise ValueError(f"Filtered leaves no example of {len(source)}: {dict(sorted(counts.items()))}")
+    if prompts:
+        kept = np.asarray(prompts, np.uint64)[keep]
+        if repeats := len(kept) - len(np.unique(kept)):
+            counts[REPEATED_PROMPT] = repeats
     rules = (config.duplicates, config.contaminated, config.ngram, config.overlap)
     return FilteredSource(
         source=source,
