@@ -287,11 +287,11 @@ class Scorer:
     def answer_in(self, completion: str, example: Example) -> str:
         """Returns the answer that an example's first verifier reads in a completion: by its `read_answer`, else what
         its `extract` names; the whole completion without either, or where there is no single answer. Loads a verifier
-        that was not asked for before, and raises as `rows_for`."""
+        that was not asked for before, and raises as `rows_for` and `Verifier.answer_in`."""
         verifier = self._rows[self.rows_for(example)[0]]
         row, extract = self._table[verifier.name], verifier.fields.get("extract")
         if row.read_answer is not None:
-            answer = row.read_answer(config_of(verifier, row), completion)
+            answer = row.answer_in(config_of(verifier, row), completion)
         else:
             answer = extract_answer(completion, extract) if extract in get_args(Extract) else None
         return completion if answer is None else answer

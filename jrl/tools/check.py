@@ -116,7 +116,7 @@ def row_results(
 
 def check_verifier(name: str, parts: Parts, examples: Sequence[Example] = ()) -> Iterator[ContractResult]:
     """Yields the results of running a verifier of the parts in real workers: it loads, judges gold and wrong answers,
-    handles empty and huge texts in time, and gives the same verdicts twice.
+    handles empty and huge texts in time, gives the same verdicts twice, and reads answers in any text.
 
     Args:
       examples: of the parts' environments. Those that name other verifiers are left out; PLAIN is used if none is left.
@@ -154,6 +154,11 @@ def check_verifier(name: str, parts: Parts, examples: Sequence[Example] = ()) ->
     unstable = next((text for (text, _), a, b in zip(asked, first, second) if _differ(a, b)), None)
     problem = None if unstable is None else f"{unstable[:40]!r} got two verdicts"
     yield ContractResult(name, "gives the same verdict for the same text", problem)
+    row = parts.tables["verifiers"][name]
+    if row.read_answer is not None:
+        texts = dict.fromkeys(text for text, _ in asked if len(text) < HUGE // 2)
+        read = lambda: [row.answer_in(row.config(), text) for text in texts]
+        yield ContractResult(name, "reads a text or None in any completion", _problem(read))
 
 
 def _unjudged(judged: Sequence[tuple[tuple[str, Example], Verdict]], allowed: Sequence[Status]) -> str | None:

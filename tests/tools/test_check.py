@@ -57,6 +57,35 @@ def test_a_verifier_may_raise_on_an_empty_text(tmp_path):
     assert problems(tmp_path, f"def Own(completion, example):\n    {body}\nVERIFIERS = {{'Own': Own}}\n") == {}
 
 
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ("completion.split('=')[-1]", None),
+        ("len(completion)", "Verifier.read_answer for Own returned 1 for '4'; it must return a text or None"),
+        ("completion.split()[0]", "IndexError: list index out of range"),  # of ''
+    ],
+)
+def test_the_answer_that_a_verifier_reads_is_a_text_whatever_the_completion(tmp_path, read, said):
+    source = f"""
+import dataclasses
+from jrl.tasks.verifiers.contract import Verifier
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own:
+    weight: float = 1.0
+
+def score(config, completion, example):
+    return 0.0
+
+def read(config, completion):
+    return {read}
+
+VERIFIERS = {{'Own': Verifier(Own, score, read_answer=read)}}
+"""
+    found = problems(tmp_path, source)
+    assert (said is None and not found) or said in found["reads a text or None in any completion"]
+
+
 def test_without_gold_answers_none_are_judged(tmp_path):
     source = ENVS.replace("NAMED", "").replace('answer="x", ', "") + NEEDY
     (tmp_path / "own.py").write_text(source)

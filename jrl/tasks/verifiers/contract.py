@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Verdict
+from jrl.tasks.wrong_result import WrongResult
 
 Score = Callable[[Any, str, Example], Any]
 LARGEST_REWARD = 1e6  # its square, and sums of many, are far below the float32 limit
@@ -66,6 +67,14 @@ class Verifier:
                 f"the highest reward, within {LARGEST_REWARD:g} of 0"
             )
         return Limits(float(lowest), float(highest), self.rewards_spans, self.single_use)
+
+    def answer_in(self, config: Any, completion: str) -> str | None:
+        """Returns what `read_answer` reads. Raises WrongResult if that is neither a text nor None."""
+        answer = self.read_answer(config, completion)
+        if not isinstance(answer, str | None):
+            raise WrongResult(f"Verifier.read_answer for {self.config.__name__} returned {answer!r:.40} for "
+                              f"{completion[:40]!r}; it must return a text or None", self.read_answer)  # fmt: skip
+        return answer
 
 
 @dataclasses.dataclass(frozen=True)
