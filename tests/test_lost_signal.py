@@ -53,7 +53,8 @@ def test_a_signal_is_that_of_the_policy_in_this_stage(bindings, last, lost):
 def test_a_mean_over_no_token_or_no_completion_is_not_one_of_0():
     """A step of DAPO in which no group has a signal learns from nothing: an entropy of 0 would be a collapse."""
     metrics = {"rollout/valid_share": 0.5, "update/tokens": 7.0, "reward/mean": 0.0, "policy/entropy": 0.0, "loss": 0.0}
-    metrics |= {"mismatch/k1": 0.0}
+    metrics |= {"mismatch/k1": 0.0, "router/entropy": 0.0}
     assert unmeasured(metrics) == {}
-    assert unmeasured(metrics | {"update/tokens": 0.0}) == {"policy/entropy": None, "mismatch/k1": None}
+    none = {"policy/entropy": None, "mismatch/k1": None, "router/entropy": None}
+    assert unmeasured(metrics | {"update/tokens": 0.0}) == none
     assert unmeasured(metrics | {"rollout/valid_share": 0.0}) == {"reward/mean": None}

@@ -573,7 +573,7 @@ def unmeasured(metrics: Mapping[str, Any]) -> dict[str, None]:
     """Returns {name: None} of a step's means over nothing, which would be read as means of 0."""
     groups = () if metrics.get("rollout/valid_share") != 0 else ("reward/",)  # no completion was scored
     if metrics.get("update/tokens") == 0:  # none was learned from, as where no group of DAPO has a signal
-        groups += ("policy/", "mismatch/")
+        groups += ("policy/", "mismatch/", "router/")
     return {name: None for name in metrics if name.startswith(groups)}
 
 
