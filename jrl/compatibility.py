@@ -608,9 +608,11 @@ def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> No
     if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
         raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
     for role in stage.rewards:
-        if (outputs := head_needs(role, stage, config, tables).score_outputs) != count:
+        needs = head_needs(role, stage, config, tables)
+        if needs.score_outputs != count:
+            such_as = ", or None" if needs.score_weights is None else f", such as {needs.score_weights}"
             raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
-                             f"{outputs} outputs; give one weight for each, or None")  # fmt: skip
+                             f"{needs.score_outputs} outputs; give one weight for each{such_as}")  # fmt: skip
 
 
 def head_needs(role: str, stage: Online, config: Config, tables: Tables) -> Needs:

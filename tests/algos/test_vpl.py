@@ -140,6 +140,8 @@ def test_a_score_is_the_reward_of_an_unknown_user_or_of_one_whose_z_is_set():
     reads = ["Config.stages=[@warm/Offline(), @pairs/Offline(), @Online()]", "Online.rewards={'reward': 1.0}"]
     with pytest.raises(ConfigError, match=r"not all scores; set Online.attribute_weights, such as \(1.0, 0.0, 0.0, 0"):
         load_config("configs/algos/vpl.gin", reads)
+    with pytest.raises(ConfigError, match=r"has 7 outputs; give one weight for each, such as \(1.0, 0.0"):  # not None
+        load_config("configs/algos/vpl.gin", [*reads, "Online.attribute_weights=(1, 0)"])
     config, parts = load_config("configs/algos/vpl.gin", [*reads, "Online.attribute_weights=(1, 0.5, -2, 0, 0, 0, 0)"])
     assert attribute_weights_of(config.stages, "reward", parts.tables, 2) == (1, 0.5, -2, 0, 0, 0, 0)
     steps = ["Config.stages=[@warm/Offline(), @pairs/Offline(), @Online()]", "Online.process=@ProcessRewards()"]
