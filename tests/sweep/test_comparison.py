@@ -368,6 +368,16 @@ def test_a_curve_is_the_mean_over_runs_with_a_band_over_runs(tmp_path):
     assert len(curve_of(variant, "none").steps) == 0
 
 
+def test_a_step_in_which_one_run_measured_nothing_stays_in_the_curve(tmp_path):
+    """As the policy's entropy where no group of DAPO has a signal; with several seeds hardly a step has them all."""
+    first = write_run(tmp_path / "a", rows=rewards(None, 2, None, 5))
+    second = write_run(tmp_path / "b", rows=rewards(4, None, None, 7), seed=1)
+    (variant,) = group([read_run(first), read_run(second)])[0]
+    curve = curve_of(variant, "reward/mean")
+    assert curve.steps.tolist() == [1, 2, 4] and curve.mean.tolist() == [4, 2, 6]  # none of both has step 3
+    assert [score(run, "reward/mean") for run in variant.runs] == [5, 7]  # the last 1 of 2 numbers
+
+
 def test_a_long_curve_shows_means_of_stretches(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "CURVE_POINTS", 2)
     (variant,) = group([read_run(write_run(tmp_path / "a", rows=rewards(1, 2, 3, 4, 8)))])[0]

@@ -106,19 +106,21 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
 
 
 def series(run: RunResult, metric: str) -> tuple[Array, Array]:
-    """Returns the steps that have a metric, and its values (some perhaps not finite): [rows] int64, [rows] float64."""
-    pairs = [(row["step"], float(row[metric])) for row in run.rows if _is_number(row.get(metric))]
-    return np.array([step for step, _ in pairs], np.int64), np.array([value for _, value in pairs], np.float64)
+    """Returns the steps that have a metric, and its values (some perhaps not finite; NaN where a step has nothing to
+    measure it by): [rows] int64, [rows] float64."""
+    rows = [row for row in run.rows if metric in row and (row[metric] is None or _is_number(row[metric]))]
+    values = [math.nan if row[metric] is None else float(row[metric]) for row in rows]
+    return np.array([row["step"] for row in rows], np.int64), np.array(values, np.float64)
 
 
 def score(run: RunResult, metric: str) -> float:
-    """Returns one number for a run: an evaluation's mean, or the mean of a metric over the last tenth of its rows.
+    """Returns one number for a run: an evaluation's mean, or the mean of a metric over the last tenth of its numbers.
 
     Non-finite values do not count; NaN if none is left.
     """
     if metric in run.evals:
         return run.evals[metric]
-    values = series(run, metric)[1]
+    values = np.array([float(row[metric]) for row in run.rows if _is_number(row.get(metric))])
     last = values[len(values) - math.ceil(len(values) / LAST_SHARE) :]
     last = last[np.isfinite(last)]
     return float(last.mean()) if len(last) else math.nan
