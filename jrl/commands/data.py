@@ -59,7 +59,7 @@ def data(args: argparse.Namespace) -> int:
     file, bindings = None if args.file is None else str(args.file), args.bindings
     if file is not None and "=" in file and not args.file.exists():  # a binding; no file was given
         file, bindings = None, [file, *bindings]
-    if more := [name for name in bindings if os.path.exists(name)]:
+    if file is not None and (more := [name for name in bindings if os.path.exists(name)]):
         raise ValueError(f"{file} and {more[0]}: name one file, or quote a pattern for several: 'train-*.parquet'")
     if bindings and args.config is None:
         raise ValueError(f"{bindings[0]}: a binding overrides --config, and none is given")
@@ -68,7 +68,7 @@ def data(args: argparse.Namespace) -> int:
     read = inspect_data.Read(args.layout, args.take, args.stage)
     with counted_rows() as counted:
         opened = inspect_data.open_file(file, config, tables, args.source, read, counted)
-        layout = inspect_data.Read(args.against_layout)
+        layout = inspect_data.Read(args.against_layout, option="--against-layout")
         open_evaluation = lambda path: inspect_data.open_file(str(path), None, None, None, layout, counted).source
         evaluation = [open_evaluation(path) for path in args.against]
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org

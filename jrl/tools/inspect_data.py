@@ -60,6 +60,7 @@ class Read(NamedTuple):
     layout: str | None = None  # one of LAYOUTS; None: the columns of Jsonl
     take: str | None = None  # what the layout makes an example of; None: as configured, else its first choice
     stage: str | None = None  # the stage whose task is read; None: Config.task
+    option: str = "--layout"  # that names the layout
 
 
 BY_COLUMNS = Read()
@@ -131,13 +132,15 @@ def open_file(
         raise ValueError(f"--stage {read.stage} shows the task of a stage of --config, and {path} is to be shown; "
                          "leave one of them out")  # fmt: skip
     if config is None:
-        source = open_named(file_config(path, read), ENVS, stop)
+        source = open_named(file_config(path, read), ENVS, stop, read.option)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
         task = task_of(config, read.stage) if path is None else file_config(path, read, config.task)
-        open_ = open_source if path is None else open_named
-        source = open_(task, tables["envs"], stop)
+        if path is None:
+            source = open_source(task, tables["envs"], stop)
+        else:
+            source = open_named(task, tables["envs"], stop, read.option)
         data = config.data
         texts = texts_of(source, data)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
@@ -151,7 +154,9 @@ def open_file(
     return Inspected(source, tokenizer, data, rows, settings, width)
 
 
-def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment], stop: Stop) -> Source:
+def open_named(
+    task: Dataset | Jsonl, table: Mapping[str, Environment], stop: Stop, option: str = BY_COLUMNS.option
+) -> Source:
     """Returns the source of a file.
 
     Raises: ValueError if the file is refused. If no layout was named, the message names those that read its first row.
@@ -161,8 +166,8 @@ def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment], stop: St
     except ValueError as error:
         if isinstance(task, Dataset) or not (layouts := layouts_of_first_row(task)):
             raise
-        named = ", ".join(f"--layout {name}" for name in layouts)
-        raise ValueError(f"{error}. Without --layout rows are read by the columns of Jsonl; these read the first "
+        named = ", ".join(f"{option} {name}" for name in layouts)
+        raise ValueError(f"{error}. Without {option} rows are read by the columns of Jsonl; these read the first "
                          f"row: {named}") from error  # fmt: skip
 
 

@@ -118,6 +118,10 @@ def test_a_refused_file_without_a_layout_names_those_that_read_it(tmp_path, caps
     code, _, err = output(capsys, path)
     assert code == 2 and "line 1" in err and "these read the first row: --layout alpaca" in err
     assert output(capsys, path, "--layout", "alpaca")[0] == 0
+    against = [path, "--layout", "alpaca", "--against", str(path)]
+    code, _, err = output(capsys, *against)
+    assert code == 2 and "Without --against-layout rows" in err and "first row: --against-layout alpaca" in err
+    assert output(capsys, *against, "--against-layout", "alpaca")[0] == 0
     code, _, err = output(capsys, path, "--config", "tiny")
     assert code == 2 and "--layout alpaca" in err
     path.write_text("nothing\n")
