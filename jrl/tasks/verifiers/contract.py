@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -60,13 +61,17 @@ class Verifier:
             self.limits(None)
 
     def limits(self, config: Any) -> Limits:
-        lowest, highest = self.reward_range(config) if callable(self.reward_range) else self.reward_range
+        given = self.reward_range(config) if callable(self.reward_range) else self.reward_range
+        try:
+            lowest, highest = map(float, given)
+        except (TypeError, ValueError):  # no pair of numbers
+            lowest = highest = math.nan
         if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
             raise ValueError(
-                f"Verifier.reward_range is {(lowest, highest)} for {self.config.__name__}; it must be the lowest and "
-                f"the highest reward, within {LARGEST_REWARD:g} of 0"
+                f"Verifier.reward_range is {given!r} for {self.config.__name__}; it must be the lowest and the "
+                f"highest reward, within {LARGEST_REWARD:g} of 0"
             )
-        return Limits(float(lowest), float(highest), self.rewards_spans, self.single_use)
+        return Limits(lowest, highest, self.rewards_spans, self.single_use)
 
     def answer_in(self, config: Any, completion: str) -> str | None:
         """Returns what `read_answer` reads. Raises WrongResult if that is neither a text nor None."""
