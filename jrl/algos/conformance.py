@@ -38,7 +38,8 @@ OF_CREDIT_FIELDS = (
 
 
 def its_functions_go_together(objective: Objective, config: Any) -> None:
-    """There is a loss; what is credited to tokens has a loss of tokens; a value head has targets."""
+    """There is a loss; what is credited to tokens has a loss of tokens; a value head has targets; a reward head has as
+    many weights as outputs."""
     needs, of_tokens = objective.needs(config), objective.token_loss is not None
     _true(of_tokens or objective.sequence_loss is not None, "it has neither a token_loss nor a sequence_loss")
     _true(of_tokens or objective.advantages is None, "it has advantages and no token_loss that reads them")
@@ -51,6 +52,9 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(not credits or needs.values == has_returns, "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")
+    weights = needs.score_weights
+    _true(weights is None or len(weights) == needs.score_outputs, f"Needs.score_weights is {weights}, which is not one "
+          f"weight for each of the {needs.score_outputs} outputs of its reward head (Needs.score_outputs)")  # fmt: skip
 
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:

@@ -191,6 +191,7 @@ rows = lambda config: {"rows": jnp.zeros((), jnp.int32)}
 seen = lambda config: {"seen": jnp.zeros(1)}
 nothing = lambda config: Needs()
 no_logprobs = lambda config: Needs(logprobs=False)
+two_weights = lambda config: Needs(logprobs=False, score=True, score_outputs=3, score_weights=(1.0, 0.0))
 
 FAULTS = [
     ("its_functions_go_together", ROW._replace(token_loss=None), GRPO()),
@@ -199,6 +200,7 @@ FAULTS = [
     ("its_functions_go_together", ALONE._replace(needs=no_logprobs), None),
     ("its_functions_go_together", ROW._replace(needs=lambda config: Needs(values=True)), GRPO()),
     ("its_functions_go_together", ROW._replace(needs=lambda config: Needs(row_values=True)), GRPO()),
+    ("its_functions_go_together", PAIRS._replace(needs=two_weights), BradleyTerry()),
     ("its_functions_go_together", ALONE._replace(returns=lambda config, groups, reward: reward), None),
     ("jit_changes_nothing", ROW._replace(token_loss=of_host), GRPO()),
     (
