@@ -151,7 +151,7 @@ def improvement(row: Mapping[str, Any], column: Mapping[str, Any]) -> dict[str, 
         x, y = (np.array([v for v in values if v is not None]) for values in (mine, theirs))
         if len(x) and len(y):
             wins.append(statistics.pairwise_wins(x, y).mean())
-    return interval_json(statistics.bootstrap_interval(np.array(wins, np.float64)))
+    return interval_json(statistics.share_interval(np.array(wins, np.float64)))
 
 
 def _of_samples(values: Sequence[float], samples: Samples) -> dict[str, float | None]:

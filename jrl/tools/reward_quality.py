@@ -91,14 +91,24 @@ def measured(reward: Reward, compared: PreferencePairs) -> dict[str, Any]:
         for right, worse in compared.problems
     ]
     results = {
-        "pairs": statistics.clustered_bootstrap(pairs, lambda rows: pair_accuracy(rows[:, 0], rows[:, 1])),
-        "best_of_many": statistics.clustered_bootstrap(best_of, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
+        "pairs": share_over(pairs, lambda rows: pair_accuracy(rows[:, 0], rows[:, 1])),
+        "best_of_many": share_over(best_of, lambda rows: best_of_many(rows[:, 0], rows[:, 1:])),
     }
     if compared.contrasts:
         cells = [values[np.array([cells])] for cells in compared.contrasts]
         for name in ("instructions", "responses"):
-            results[name] = statistics.clustered_bootstrap(cells, lambda x, name=name: instruction_consistency(x)[name])
+            results[name] = share_over(cells, lambda x, name=name: instruction_consistency(x)[name])
     return {**{name: interval_json(value) for name, value in results.items()}, "left_out": compared.left_out}
+
+
+def share_over(problems: Sequence[np.ndarray], share: statistics.Statistic) -> statistics.Interval:
+    """Returns a share of all rows of all problems with an interval over problems: the bootstrap's, or Wilson's where
+    all have the same share, as `statistics.share_interval`."""
+    shares = np.array([share(rows) for rows in problems])
+    shares = shares[np.isfinite(shares)]
+    if len(shares) and shares.min() == shares.max():
+        return statistics.share_interval(shares)
+    return statistics.clustered_bootstrap(problems, share)
 
 
 def reward_of(trained: Trained, reference: Trained | None) -> Reward:

@@ -81,6 +81,13 @@ def test_improvement_is_over_samples_of_the_same_prompt():
     assert measures.improvement(other, one)["mean"] == pytest.approx(0.375)
 
 
+def test_an_improvement_on_every_prompt_has_an_interval_with_a_width():
+    better = {"rewards": {prompt: [1.0] for prompt in "abcd"}}
+    found = measures.improvement(better, {"rewards": {prompt: [0.0] for prompt in "abcd"}})
+    # Wilson, 4 of 4, z = 1.96: the lower end is n / (n + z^2) = 4 / 7.8415 = 0.5101
+    assert found == pytest.approx({"mean": 1, "low": 0.5101, "high": 1, "n": 4}, abs=1e-4)
+
+
 def test_over_optimization_of_checkpoints_by_hand():
     at = lambda kl, proxy, gold: {"kl_k3": {"mean": kl}, "proxy": {"mean": proxy}, "mean": gold}
     five = [at(0, 0.1, 0.5), at(1, 0.15, 0.55), at(4, 0.2, 0.6), at(16, 0.3, 0.55), at(25, 0.4, 0.5)]
@@ -110,6 +117,17 @@ def test_reward_quality_by_hand():
     assert found["pairs"]["mean"] == pytest.approx(3 / 4) and found["best_of_many"]["mean"] == 0.5
     assert found["left_out"] == {"no_rejected": 1} and "instructions" not in found
     assert len(compared.asked) == len(scores)  # each answer once
+
+
+def test_a_reward_that_ranks_all_pairs_right_has_an_interval_with_a_width():
+    rows = [example(prompt, "a", wrong) for prompt in "pqrs" for wrong in "bc"]
+    reward = lambda asked: np.array(
+        [np.nan if prompt[0].content == "s" else float(text == "a") for prompt, text in asked]
+    )
+    found = reward_quality.measured(reward, reward_quality.preference_pairs(rows))
+    # Wilson, 3 of 3 problems (s has no reward), z = 1.96: the lower end is 3 / (3 + 3.8415) = 0.4385
+    for name in ("pairs", "best_of_many"):
+        assert found[name] == pytest.approx({"mean": 1, "low": 0.4385, "high": 1, "n": 3}, abs=1e-4)
 
 
 def test_prompts_that_look_alike_are_asked_crosswise():
