@@ -217,7 +217,7 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
 @full_precision()
 def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns the output of a role's reward head at the last token of every sequence, [N] float32 or wider. Several
-    outputs are combined by the run's attribute weights, else averaged."""
+    outputs are combined by `Trained.attribute_weights`, else averaged."""
     packed = _packed_layout(trained, sequences)
     static = dict(model=trained.policy.model, cfg=packed.cfg, attribute_weights=trained.attribute_weights)
     program = jax.jit(functools.partial(_rewards, **static))
