@@ -36,7 +36,6 @@ def check(config: ReferenceSamples, setting: Setting) -> None:
 class ReferenceDrawing(NamedTuple):
     """Samples of policy and reference on the device."""
 
-    config: ReferenceSamples
     roles: tuple[str, ...] = (REFERENCE,)
 
     def __call__(self, shard: Shard) -> Fields:
@@ -51,6 +50,6 @@ class ReferenceDrawing(NamedTuple):
 STRATEGY = Strategy(
     config=ReferenceSamples,
     check=check,
-    drawing=lambda config, tokenizer: ReferenceDrawing(config),
+    drawing=lambda config, tokenizer: ReferenceDrawing(),
     roles=lambda config: (REFERENCE,),
 )
