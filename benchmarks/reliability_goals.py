@@ -370,7 +370,7 @@ GOALS: dict[str, Goal] = {
     ),
     "E4": Goal(
         "a tracker that fails costs its rows and no step",
-        _in("report/test_metrics.py", "test_a_failing_sink_is_counted_named_once_and_left_alone")
+        _in("report/test_metrics.py", "test_a_failing_sink_is_named_once_and_left_alone")
         + _in("report/test_metrics.py", "test_no_order_of_failures_costs_a_row_of_the_table")
         + _in("report/test_sinks.py"),
         _in("trials/test_trackers.py"),

@@ -120,7 +120,7 @@ def test_reading_stops_at_the_step_and_skips_a_torn_last_line(tmp_path):
     assert list(read_metrics(tmp_path / "none.jsonl")) == []
 
 
-def test_a_failing_sink_is_counted_named_once_and_left_alone(tmp_path, caplog):
+def test_a_failing_sink_is_named_once_and_left_alone(tmp_path, caplog):
     calls = []
 
     def broken(row):
@@ -133,7 +133,6 @@ def test_a_failing_sink_is_counted_named_once_and_left_alone(tmp_path, caplog):
     for step in range(10):
         metrics.append({"step": step})
     metrics.close()
-    assert metrics.failures == {"bad": 10, "good": 0}
     assert len(calls) == FAILURES_IN_A_ROW and len(good) == 10
     assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == 10
     assert caplog.text.count("metrics writer bad failed (ConnectionError: service is down)") == 1
@@ -166,7 +165,7 @@ def test_no_order_of_failures_costs_a_row_of_the_table(tmp_path, trials):
         sinks = [
             Sink(f"w{n}", functools.partial(write, number=n), functools.partial(fails, n)) for n in range(len(chance))
         ]
-        rows, done, offset, lost = [], 0, 0, [0] * len(chance)
+        rows, done, offset = [], 0, 0
         while done < steps:
             metrics = open_metrics(path, offset, sinks=sinks)
             for step in range(done, draw.randrange(done, steps) + 1):
@@ -174,13 +173,11 @@ def test_no_order_of_failures_costs_a_row_of_the_table(tmp_path, trials):
                 metrics.append(rows[-1])
             done, offset = len(rows), metrics.commit()
             metrics.close()
-            lost = [before + metrics.failures[f"w{number}"] for number, before in enumerate(lost)]
         assert list(read_metrics(path)) == rows
-        for number, missed in enumerate(lost):
+        for number in range(len(chance)):
             assert all(row in rows for row in taken[number])
-            assert missed >= steps - len(taken[number])
             if chance[number] == 0 and dies[number] is None:
-                assert taken[number] == rows and missed == 0
+                assert taken[number] == rows
 
 
 def test_an_interrupt_during_a_write_is_the_runs(tmp_path):

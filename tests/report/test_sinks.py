@@ -38,7 +38,6 @@ def test_tensorboard_holds_the_numbers_of_every_row(tmp_path):
     metrics.append({"step": 2, "phase": "rl", "reward/mean": 0.75, "host/peak_bytes": None})
     metrics.close()
     assert scalars(tmp_path / "tensorboard") == [("reward/mean", 1, 0.5), ("reward/mean", 2, 0.75)]
-    assert metrics.failures == {"tensorboard": 0}
 
 
 @pytest.mark.parametrize("step", [0, 3])  # 0: a run that was killed before its first checkpoint starts over
@@ -85,7 +84,6 @@ def test_a_service_that_is_down_stops_no_run_that_goes_on(tmp_path, monkeypatch,
     for step in range(6, 16):
         metrics.append({"step": step})
     metrics.close()
-    assert metrics.failures == {"wandb": 10}
     assert caplog.text.count(f"metrics writer wandb failed ({type(error).__name__}: {error}") == 1
 
 

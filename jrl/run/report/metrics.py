@@ -41,19 +41,12 @@ class Metrics:
     append: Callable[[Mapping[str, Any]], None]
     commit: Callable[[], int]
     sha256: Callable[[], str]
-    failures: dict[str, int]  # sink name -> rows it did not take
     close: Callable[[], None]
 
 
 def no_metrics() -> Metrics:
     """Returns what takes rows and writes nothing: of the processes of a run one writes them."""
-    return Metrics(
-        append=lambda row: None,
-        commit=lambda: 0,
-        sha256=lambda: "",
-        failures={},
-        close=lambda: None,
-    )
+    return Metrics(append=lambda row: None, commit=lambda: 0, sha256=lambda: "", close=lambda: None)
 
 
 def open_metrics(
@@ -70,8 +63,8 @@ def open_metrics(
     digest = check_committed(path, offset, sha256)
     handle = paths.open_append(path, offset)
     position = offset
-    failures = {sink.name: 0 for sink in sinks}
-    in_a_row = dict(failures)
+    in_a_row = {sink.name: 0 for sink in sinks}
+    warned: set[str] = set()
 
     def append(row: Mapping[str, Any]) -> None:
         nonlocal position
@@ -84,8 +77,6 @@ def open_metrics(
         for sink in sinks:
             if in_a_row[sink.name] < FAILURES_IN_A_ROW:
                 attempt(sink, sink.write, row)
-            else:
-                failures[sink.name] += 1
 
     def attempt(sink: Sink, call: Callable[..., None], *args: Any) -> None:
         try:
@@ -96,9 +87,9 @@ def open_metrics(
         # A sink is foreign code on a foreign service. It may ask the process to end (SystemExit) or cancel tasks of its
         # own (CancelledError). metrics.jsonl has the row already.
         except BaseException as error:
-            failures[sink.name] += 1
             in_a_row[sink.name] += 1
-            if failures[sink.name] == 1:
+            if sink.name not in warned:
+                warned.add(sink.name)
                 _log.warning(
                     "metrics writer %s failed (%s: %s); metrics.jsonl is complete",
                     sink.name,
@@ -119,13 +110,7 @@ def open_metrics(
             for sink in sinks:
                 attempt(sink, sink.close)
 
-    return Metrics(
-        append=append,
-        commit=commit,
-        sha256=digest.hexdigest,
-        failures=failures,
-        close=close,
-    )
+    return Metrics(append=append, commit=commit, sha256=digest.hexdigest, close=close)
 
 
 def check_committed(path: str | os.PathLike[str], offset: int, sha256: str | None) -> Any:
