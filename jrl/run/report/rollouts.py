@@ -43,7 +43,6 @@ class RolloutStore:
 
     append: Callable[..., None]
     commit: Callable[[], int]
-    rows: Callable[[], int]  # appended, on disk or waiting
     close: Callable[[], None]
     columns: Callable[[], set[str]]  # of the rows that it has; empty: none
 
@@ -135,13 +134,7 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
             commit()
             closed = True
 
-    return RolloutStore(
-        append=append,
-        commit=commit,
-        rows=lambda: index["rows"] + waiting_rows,
-        close=close,
-        columns=lambda: set(index["fields"]),
-    )
+    return RolloutStore(append=append, commit=commit, close=close, columns=lambda: set(index["fields"]))
 
 
 def writer_folder(folder: str | os.PathLike[str], writer: int) -> Path:
