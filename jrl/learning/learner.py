@@ -416,8 +416,7 @@ def loss_sums(
         metrics = {name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | common_metrics).items()}
         load = None
         if outputs.router_logits is not None:
-            places = micro.packed.sequence.shape[-1]
-            sums, load = _router_sums(outputs.router_logits, micro, places, cfg.experts.per_token)
+            sums, load = _router_sums(outputs.router_logits, micro, cfg.experts.per_token)
             # Router terms are means over tokens: rescaled to the batch's denominator, they are sums too.
             share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
             for name, weight in ({} if router is None else {"balance": router.balance, "z": router.z}).items():
@@ -606,14 +605,14 @@ def _with_mismatch(metrics: dict[str, Array]) -> dict[str, Array]:
     return metrics | {f"{MISMATCH}{name}": value for name, value in mismatch.items()}
 
 
-def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
+def _router_sums(logits: Array, micro: TrainBatch, per_token: int) -> tuple[dict[str, Array], Array]:
     """Returns sums over the tokens in the loss, mean over sparse layers, and each expert's load.
 
     A router's decision at a token helps to predict the next one, so each token in the loss counts at the column before.
 
     Args:
       logits: [sparse layers, R, L, experts], or by shares of rows.
-      places: S. per_token: experts per token.
+      per_token: experts per token.
 
     Returns:
       name -> []; load: [sparse layers, experts].
@@ -625,7 +624,7 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
         logits: Array, mask: Array, segment: Array, *routes: Array, summed: Callable[[Array], Array] = lambda x: x
     ) -> tuple[dict[str, Array], Array]:
         balance = lambda z: routers.balance_sum(
-            z, mask, segment, num_segments=places, per_token=per_token, summed=summed
+            z, mask, segment, num_segments=packed.sequence.shape[-1], per_token=per_token, summed=summed
         )
         sums = {
             "balance": jax.vmap(balance)(logits).mean(),
