@@ -431,8 +431,8 @@ def merge(rounds: list[Collected], kept: list[list[int]], sampler: PromptSampler
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
     samples, num_groups = sampler.samples, len(rounds[0].visits)
     with_signal = [(r, g) for r, groups in enumerate(kept) for g in groups]
-    without = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
-    chosen = (with_signal + without)[:num_groups]
+    drawn = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits))]
+    chosen = [*dict.fromkeys(with_signal + drawn)][:num_groups]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     num_padding = rounds[0].host["length"].shape[0] - len(rows)
     rows += [(0, num_groups * samples + k) for k in range(num_padding)]
