@@ -180,19 +180,17 @@ def report(
         }
     if samples > 1:
         out["pass_at_k"], out["all_of_k"], out["majority_at_k"] = {}, {}, {}
-        full = scored.all(axis=1)
-        num_distinct = [len({*_votes(answers, verdicts, p)} - {None}) for p in np.flatnonzero(full)]
+        full = np.flatnonzero(scored.all(axis=1))
+        votes = [_votes(answers, verdicts, p) for p in full]
+        num_distinct = [len({*prompt_votes} - {None}) for prompt_votes in votes]
         out["distinct"] = interval_json(statistics.bootstrap_interval(np.array(num_distinct, np.float64)))
         k = 1
         while k <= samples:
             for name, estimate in (("pass_at_k", statistics.pass_at_k), ("all_of_k", statistics.all_of_k)):
                 per_prompt = estimate(correct[full].sum(axis=1), samples, k)
                 out[name][str(k)] = interval_json(statistics.share_interval(per_prompt))
-            votes = [
-                statistics.majority_at_k(_votes(answers, verdicts, p), correct[p].tolist(), k)
-                for p in np.flatnonzero(full)
-            ]
-            out["majority_at_k"][str(k)] = interval_json(statistics.share_interval(np.array(votes)))
+            majority = [statistics.majority_at_k(v, correct[p].tolist(), k) for p, v in zip(full, votes)]
+            out["majority_at_k"][str(k)] = interval_json(statistics.share_interval(np.array(majority)))
             k *= 2
         if rewards is not None:
             out["best_of_k"] = {str(k): best_of(rewards[:, :k]) for k in map(int, out["pass_at_k"]) if k > 1}
