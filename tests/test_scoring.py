@@ -18,7 +18,7 @@ import pytest
 
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.rollout.evaluate import Evaluator, draw
-from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, check_sums, open_scoring
+from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringStopped, check_sums, open_scoring
 from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
@@ -349,7 +349,7 @@ def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path
         ticket = scorer.submit(["4"] + ["sleep"] * 7 + ["x" * 200_000], examples, [((0, 0), n) for n in range(9)])
         threading.Timer(0.5, stop.set).start()
         start = time.monotonic()
-        with pytest.raises(ScoringAbandoned):
+        with pytest.raises(pool.ScoringAbandoned):
             scorer.collect(ticket, stop.is_set, lambda done, total: progress.append((done, total)))
         assert time.monotonic() - start < 2.0
         assert progress[-1] == (2, 9)  # one was judged, one is too long to be asked about

@@ -25,20 +25,8 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Verifier, VerifierSpec, config_of, look_up, merge, spec_of
 from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.journal import Journal, journal_key, rows_text
-from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
+from jrl.tasks.verifiers.pool import Item, Pool, Ticket
 from jrl.tasks.verifiers.source import PartSource
-
-__all__ = [
-    "HostScores",
-    "RewardOverflow",
-    "Scorer",
-    "Scoring",
-    "ScoringAbandoned",
-    "ScoringStopped",
-    "ScoringTicket",
-    "WorkersLost",
-    "open_scoring",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
