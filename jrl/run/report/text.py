@@ -1,4 +1,4 @@
-"""Text that a model wrote, made safe to print. Every terminal line of model text goes through here. No JAX."""
+"""Text for a terminal: what a model wrote, made safe to print, and numbers as words and bars. No JAX."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def sparkline(values: Sequence[float], width: int = 24, *, ascii_only: bool = Fa
     return "".join(bars[round((value - low) * scale)] for value in values)
 
 
-def bar(done: int, total: int, width: int = 24) -> str:
-    """Returns '[######      ]  50 %' of `width` places."""
-    full = width * done // max(total, 1)
-    return f"[{'#' * full}{' ' * (width - full)}] {100 * done // max(total, 1):3d} %"
+def bar(done: int, total: int) -> str:
+    """Returns '[############            ]  50 %'."""
+    full = 24 * done // max(total, 1)
+    return f"[{'#' * full:24}] {100 * done // max(total, 1):3d} %"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -60,7 +60,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Returns '12 %' of 0.12, rounded down so that only all is '100 %', and '<1 %' of what is not nothing."""
+    """Returns '12 %' for 0.12, rounded down, so that only 1 is '100 %'; '<1 %' for less than 0.01 that is not 0."""
     return "<1 %" if 0 < share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"
 
 

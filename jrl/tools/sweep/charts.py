@@ -52,11 +52,11 @@ def ticks(low: float, high: float) -> list[float]:
     ]
 
 
-def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
-    """Returns the range of the finite values with a margin. It is never empty."""
+def extent(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the range of the finite values with a margin of 5 %. It is never empty."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    margin = (high - low) * share or abs(high) * share or 1.0
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 
 
