@@ -50,6 +50,7 @@ def sweep(args: argparse.Namespace) -> int:
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
+        from jrl.tools.sweep.page import PAGE
 
         if not args.print:
             sweeping.check_is_local(args.out)
@@ -93,7 +94,7 @@ def sweep(args: argparse.Namespace) -> int:
             if finished == len(spec.members) or not stop.is_set():
                 comparison = sweeping.report_sweep(spec, args.out, ended, options)
             if comparison is not None:
-                print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}", flush=True)
+                print(f"\n{table(comparison)}\n\nThe report is in {args.out / PAGE}", flush=True)
         finally:
             lock.release()
     if finished == len(spec.members):

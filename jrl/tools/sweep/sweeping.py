@@ -16,7 +16,6 @@ from jrl.tools.sweep import manifest
 from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, is_finished, last_words
 from jrl.tools.sweep.members import Member, Sweep, train_arguments
-from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import open_progress
 from jrl.tools.sweep.runs import COMPARED, RunResult, default_metrics, find_runs, missing_metrics, read_run
