@@ -41,7 +41,6 @@ from jrl.types import Rollout, Scores, TrainState
 TASK = "task_hash"  # the column of Scores.task
 EXAMPLE = "example_index"  # that of Scores.example
 COMPONENT = "component."  # prefix of the column of a reward component, before its quoted name
-STEPS_READ = 4096  # rows whose step is read at once
 
 
 class Repeated(NamedTuple):
@@ -127,8 +126,7 @@ def repeat(folder: str | Path, step: int) -> Repeated:
         check_repeatable(f"step {done + 1} of {folder}", config.stages[i])
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))
     try:
-        done = before[-1]
-        state = _saved(folder, policy, done)
+        state = _saved(folder, policy, before[-1])
         store = snapshot(folder / "rollouts")
         for done in range(before[-1], step):
             state = _updated(policy, state, done, store)
@@ -194,14 +192,7 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
 def _rows_of(store: Snapshot, step: int) -> dict[str, Any]:
     """Returns the rows of one step, in the order in which they were appended. Raises: ValueError where the store has
     none, or was begun without the columns of scores."""
-    steps = np.concatenate(
-        [
-            store.read(start, min(start + STEPS_READ, store.rows), only=["step"])["step"]
-            for start in range(0, store.rows, STEPS_READ)
-        ]
-        or [np.zeros(0, np.int32)]
-    )
-    places = np.flatnonzero(steps == step)
+    places = np.flatnonzero(store.read(only=["step"])["step"] == step) if store.rows else ()
     if not len(places):
         raise ValueError(f"the rollout store has no row of step {step}")
     rows = store.read(int(places[0]), int(places[-1]) + 1)
