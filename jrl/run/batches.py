@@ -1,4 +1,4 @@
-"""Host arrays on the device: packing plans and stored rows."""
+"""Packing plans of the rows of a step, made on the host, and their shardings."""
 
 from __future__ import annotations
 

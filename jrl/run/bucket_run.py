@@ -600,7 +600,7 @@ def fetch(
     damaged: Callable[[str, BucketError], None] | None = None,
 ) -> None:
     """Makes a folder hold the files of a commit and no others, but for its lock. What is there already and has the same
-    bytes stays; what goes on behind them is cut.
+    bytes stays; what follows them is cut.
 
     Args:
       damaged: called with a file of which an object is missing or has other bytes. None: Missing or DamagedObject is
@@ -668,7 +668,7 @@ def _fetch_file(bucket: Bucket, name: str, parts: tuple[Part, ...], place: Path)
 
 
 def _cut_to(place: Path, parts: tuple[Part, ...]) -> bool:
-    """Cuts a file that begins with these parts to them: what a killed process wrote behind them was not committed.
+    """Cuts a file that begins with these parts to them: what a killed process wrote after them was not committed.
     Returns whether it has their bytes."""
     size = sum(part.bytes for part in parts)
     if not place.is_file() or place.is_symlink() or place.stat().st_size < size:

@@ -48,7 +48,7 @@ from jrl.types import PyTree
 SHA256, CHECKSUM = "sha256", "checksum"  # of a leaf: of all bytes in order; summed over the shards of processes
 FORMAT, SHARDS_FORMAT, UNCHANGED_FORMAT = 1, 2, 3  # arrays by orbax; shards from each process; orbax in two folders
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
-CONDEMNED = ".condemned"  # behind the name of a step that is set aside
+CONDEMNED = ".condemned"  # after the name of a step that is set aside
 _log = logging.getLogger(__name__)
 
 

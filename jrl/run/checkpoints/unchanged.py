@@ -4,7 +4,8 @@
 
 These are the base under adapters, a reference, a teacher: of an 8B base 16 GB a save. Which leaves have not changed is
 told by their hashes, so no stage has to say what it trains. What is linked is hashed once more at every save, like all
-other bytes of it, and written anew if it is damaged. A file system without hard links gets another copy. Both are told.
+other bytes of it, and written anew if it is damaged. A file system without hard links gets another copy. Both
+are logged.
 """
 
 from __future__ import annotations

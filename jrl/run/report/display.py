@@ -56,8 +56,8 @@ _LONG_PHASE_SECONDS = 30.0  # after which a line says how far a counted phase is
 @dataclasses.dataclass(frozen=True)
 class Display:
     """`phase(name, done, total)` says what the run does now and, where it is counted, how far it is; `step(metrics)`
-    that a step ended ("step", "phase" and metrics). `note(text)` prints a line of ours, `warn(topic, text)` one that is
-    said once for a topic, `sample(prompt, completion, reward)` one of the model's. `notice(text)` stays in the panel
+    that a step ended ("step", "phase" and metrics). `note(text)` prints a message, `warn(topic, text)` one that is
+    printed once per topic, `sample(prompt, completion, reward)` a rollout. `notice(text)` stays in the panel
     until the end. `close(text)` draws the panel a last time, prints `text` below it and gives the terminal back.
 
     Any thread may call them, a signal handler may not.
@@ -73,7 +73,7 @@ class Display:
 
 
 def no_display() -> Display:
-    """Returns a display that shows nothing: of the processes of a run one has it."""
+    """Returns a display that shows nothing, for the processes of a run other than the first."""
     nothing = lambda *_, **__: None
     return Display(**{field.name: nothing for field in dataclasses.fields(Display)})
 
@@ -88,7 +88,7 @@ def open_display(
     """Opens the display on `stream` (None: standard output), live where that is a terminal or `live` says so.
 
     Args:
-      ends: the last step of every stage; sizes the bar and the time left, none leaves both out.
+      ends: the last step of every stage, for the bar and the time left; []: neither is shown.
 
     A stream that fails (a closed pipe or terminal) ends the display, is logged once, and never stops the run.
     """
@@ -315,13 +315,13 @@ def _panel(console: Console, pace: _Pace, shown: _Shown) -> Group:
             wrapped = [*wrapped[: _MESSAGE_LINES - 1], Text("...", style=style)]
         lines += wrapped
     for line in lines:
-        # Cut at the width: a wrapped panel is taller than what the terminal takes back, and leaves rests behind.
+        # Cut at the width: a wrapped panel is taller than what rich erases, and would leave lines behind.
         line.no_wrap, line.overflow = True, "crop"
     return Group(*lines)
 
 
 def _head(pace: _Pace, phase: str) -> Text:
-    """The first line of the panel. Before a step has ended, nobody has said how many a resumed run already has."""
+    """Returns the first line of the panel. Before a step has ended, the steps of a resumed run are unknown."""
     if pace.count == 0:
         return Text(phase)
     head = Text(f"step {pace.done}/{pace.total}" if pace.total else f"step {pace.done}", style="bold")

@@ -34,7 +34,7 @@ class GoodputFile(NamedTuple):
 
 
 def open_goodput(folder: Path) -> GoodputFile:
-    """Opens the file behind its last whole line: a kill may have cut the one after it."""
+    """Opens the file after its last complete line: a kill may have cut the next one."""
     path = folder / NAME
     data = paths.read_bytes(path) if paths.exists(path) else b""
     handle = paths.open_append(path, data.rfind(b"\n") + 1)

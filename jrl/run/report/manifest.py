@@ -36,7 +36,7 @@ def make_manifest(
     """Returns the manifest of a run that starts here.
 
     Args:
-      config_identity: hash of the configuration without what may change between lives (steps, log, save interval).
+      config_identity: hash of the configuration without what may change on a resume (steps, log, save interval).
       config: the resolved configuration as JSON: what names the difference when the identities differ.
       tokenizer: its fingerprint. data: the source's. parts: path -> sha256 of its source. seed: Run.seed.
       mesh: axis -> size. The environment records it: a run may go on with another one, if not bit for bit.

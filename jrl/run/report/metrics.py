@@ -45,7 +45,7 @@ class Metrics:
 
 
 def no_metrics() -> Metrics:
-    """Returns what takes rows and writes nothing: of the processes of a run one writes them."""
+    """Returns metrics that write nothing, for the processes of a run other than the first."""
     return Metrics(append=lambda row: None, commit=lambda: 0, sha256=lambda: "", close=lambda: None)
 
 

@@ -30,7 +30,7 @@ from jrl import paths
 
 FORMAT = 1
 TEXTS = ("prompt", "completion", "example_id")
-LOCK = ".__lock"  # TensorStore's, behind the name of the file it writes
+LOCK = ".__lock"  # TensorStore's, after the name of the file that it writes
 WRITER = "writer-"  # before the number of a writer beside the first, in the name of its folder
 # A file for each chunk: of narrow columns many rows, so that a large store is not a great many files.
 _CHUNK_ROWS, _MOST_CHUNK_ROWS, _CHUNK_BYTES = 256, 4096, 1 << 18
@@ -48,8 +48,7 @@ class RolloutStore:
 
 
 def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0, writers: int = 1) -> RolloutStore:
-    """Opens the store at `rows` committed rows of this writer; whatever lies behind them is dropped. 0 starts an empty
-    one.
+    """Opens the store at `rows` committed rows of this writer, and drops the rows after them. 0 starts an empty one.
 
     Args:
       writer: 0 to writers - 1, one for each process that appends. What earlier runs of more writers left is removed by

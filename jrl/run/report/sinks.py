@@ -42,8 +42,8 @@ def open_sinks(
       folder: the run folder; its name is the run's name.
       step: completed steps of a resumed run: what a sink holds after them is replaced where it can be.
       config: the resolved configuration as JSON, for services that show it.
-    Raises what a writer raises that cannot be opened where the run begins, while whoever started it is there. A run
-    that goes on does so without that writer.
+
+    Raises: what a writer raises that cannot be opened, if the run begins. A resumed run continues without that writer.
     """
     return [open_sink(writer, folder, step, config or {}) for writer in writers]
 

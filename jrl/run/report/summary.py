@@ -73,7 +73,7 @@ def read_summary(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Returns a JSON value with null in place of NaN and infinities, which JSON has not."""
+    """Returns a JSON value with null in place of NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

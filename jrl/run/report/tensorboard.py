@@ -15,7 +15,7 @@ FLUSH_SECONDS = 10
 
 
 def open_tensorboard(folder: str | os.PathLike[str], *, step: int, config: Mapping[str, Any]) -> Sink:
-    """Returns a sink of numbers by step. Points after `step` that an earlier life wrote are purged by TensorBoard."""
+    """Returns a sink of numbers by step. TensorBoard drops points after `step` that an earlier process wrote."""
     module = importlib.import_module("tensorboardX")
     target = paths.make_dir(paths.local(folder) / "tensorboard")
     writer = module.SummaryWriter(str(target), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
