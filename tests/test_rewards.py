@@ -41,6 +41,7 @@ from jrl.rollout.rewards import (
     normalized,
     open_classifier,
     reward_model_source,
+    tokenizer_of,
 )
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.sources import Completions, LearnedScores, add_scores
@@ -96,7 +97,7 @@ def change(folder, **fields):
 
 def opened(folder, tokenizer=None, **fields):
     config = RewardModel(path=str(folder), **{"weights": (1.0, 0.5), "length": 32, "batch": 2, **fields})
-    return open_classifier(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer=tokenizer)
+    return open_classifier(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer or tokenizer_of(str(folder)))
 
 
 def judged(classifier, conversations):
@@ -455,7 +456,7 @@ def test_an_ensemble_says_the_same_on_every_mesh(ensemble):
     config = RewardModel(path=str(ensemble[0]), members=(str(ensemble[1]),), weights=(1.0, 0.5), length=32, batch=2)
     mesh = make_mesh(MeshShape(data=2, fsdp=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
-        spread = open_classifier(config, mesh, lambda name, fn: jax.jit(fn))
+        spread = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), tokenizer_of(config.path))
         found = classify(spread, ROWS)
     np.testing.assert_allclose(found, classify(together(ensemble[:2]), ROWS), atol=1e-5)
 

@@ -97,16 +97,16 @@ def open_classifier(
     config: RewardModel,
     mesh: Mesh,
     program: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    tokenizer: Any,
     announce: Callable[[int, int], None] | None = None,
-    tokenizer: Any = None,
     width: int | None = None,
 ) -> OpenClassifier:
     """Reads the weights onto `mesh`.
 
     Args:
       program: (name, function) -> the function compiled, such as a run's program cache.
+      tokenizer: that of the folder, see `tokenizer_of`.
       announce: called with (bytes read, total bytes).
-      tokenizer: None: the one in the folder.
       width: columns that are computed, at least config.length, the longest conversation; None: config.length.
 
     Raises: ValueError for a folder that is not a classifier, if there is not one weight per label, and if the members
@@ -138,7 +138,6 @@ def open_classifier(
         score = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
         names = ("RewardModel", *names)
         weights = (*config.weights, *(0.0 for _ in labels))
-    tokenizer = tokenizer_of(config.path) if tokenizer is None else tokenizer
     try:
         if isinstance(tokenizer, PublishedTokenizer):
             fit_to_embedding(tokenizer, cfg.vocab_size)

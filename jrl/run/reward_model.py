@@ -65,7 +65,7 @@ def open_reward_model(
         )
     tokenizer = tokenizer_of(config.path, began.get("date"))
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
-    classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
+    classifier = open_classifier(config, mesh, cache.program, tokenizer, on_progress)
     config_json = lambda published: paths.readable_without_weights(published.path) / "config.json"
     content = {
         "fingerprint": f"{int(fetch(jax.jit(fingerprint)(classifier.params))):08x}",  # of the weights

@@ -138,7 +138,7 @@ def classify_sequences(
     config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
-    opened = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
+    opened = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), tokenizer, announce, width)
     return classify(opened, sequences)
 
 
