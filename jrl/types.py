@@ -3,7 +3,7 @@
     Example --encode--> PromptBatch --sampler--> Rollout --scoring--> Scores
             --assemble--> TrainBatch --update--> TrainState
 
-Dimensions, the only single capital letters used in the project:
+Dimensions. Other single capital letters, such as the K outputs of a head, are explained where they are used:
 
     B  prompts in a batch             T  P + C, the width of a rollout
     G  samples per prompt             R  packed rows (written [M, R, L]: M micro-batches of R rows)

@@ -93,7 +93,7 @@ class Collected(NamedTuple):
     host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
     host_scores: HostScores
     visits: list[Visit]
-    texts: list[str]  # completion of every sequence; "" for padding
+    texts: list[str]  # as in Submitted, then "" for padding
     metrics: dict[str, float]
     samples: int  # per prompt
 

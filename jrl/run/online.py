@@ -67,7 +67,7 @@ class Stepped(NamedTuple):
     state: TrainState
     waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in order
     metrics: dict[str, Array | float]
-    batch: Collected | None  # None: nothing was sampled
+    batch: Collected
     learned: Learned
 
 

@@ -115,7 +115,7 @@ def open_population(
     parts: Parts,
     folder: Path,
     stop: threading.Event,
-    show: Callable[[str], Callable[[int], Display]],
+    show: Callable[[str], Callable[[Sequence[int]], Display]],
     devices: Sequence[Any] | None = None,
     *,
     accept_change: bool = False,
