@@ -197,7 +197,6 @@ def test_scores_of_all_processes_are_joined_in_the_order_of_the_processes():
             outcome=filled(index, np.float32),
             components={["Regex", "Length"][index]: filled(1, np.float32)},
             details=[["", ""], ["late"]][index],
-            replayed=index,
             spans=[[((3, 0.5),), ()], [((1, 1.0), (2, 2.0))]][index],
         )
 
@@ -207,7 +206,7 @@ def test_scores_of_all_processes_are_joined_in_the_order_of_the_processes():
         np.testing.assert_array_equal(found.verdict, [Status.CORRECT, Status.CORRECT, Status.FORBIDDEN])
         np.testing.assert_array_equal(found.components["Regex"], np.float32([1, 1, np.nan]))
         np.testing.assert_array_equal(found.components["Length"], np.float32([np.nan, np.nan, 1]))
-        assert found.details == ["", "", "late"] and found.replayed == 1
+        assert found.details == ["", "", "late"]
         assert found.counts["CORRECT"] == 2 and found.counts["FORBIDDEN"] == 1
         assert found.spans == [((3, 0.5),), (), ((1, 1.0), (2, 2.0))]
 

@@ -205,7 +205,7 @@ def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
     assert np.isnan(learned.values[0]).all()
     scores = HostScores(
         reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
-        outcome=np.float32([1, 1]), components={}, details=["", ""], replayed=0,
+        outcome=np.float32([1, 1]), components={}, details=["", ""],
     )  # fmt: skip
     out = add_scores(scores, learned)
     np.testing.assert_array_equal(out.reward, [0, 1 + 2 + 0.5 * 3])
@@ -222,7 +222,7 @@ def test_rewards_are_added_by_hand():
         reward=np.float32([1, 0, 0, 1]), valid=np.array([True, True, False, True]),
         verdict=np.int8([Status.CORRECT, Status.WRONG, Status.CRASH, Status.CORRECT]),
         outcome=np.float32([1, 0, 0, 1]), components={"Exact": np.float32([1, 0, np.nan, 1])},
-        details=["", "no", "", ""], replayed=0,
+        details=["", "no", "", ""],
     )  # fmt: skip
     labels = np.float32([[2, 4], [-1, 2], [5, 5], [np.nan, np.nan]])
     names = ("RewardModel/helpful", "RewardModel/honest")
@@ -526,7 +526,7 @@ def test_numbers_of_a_reward_model_that_make_no_sense_are_refused(fields, messag
 def test_a_reward_that_float32_cannot_hold_masks_its_row():
     scores = HostScores(
         reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
-        outcome=np.float32([1, 1]), components={}, details=["", ""], replayed=0,
+        outcome=np.float32([1, 1]), components={}, details=["", ""],
     )  # fmt: skip
     out = add_scores(scores, LearnedScores(("role/a",), (1e38,), np.float32([[4], [2]]), ["", ""]))
     np.testing.assert_array_equal(out.valid, [False, True])

@@ -415,7 +415,6 @@ def test_each_attempt_is_scored():
         outcome=np.array([1, 0, 0, 1, 0, 1, 0, 0], np.float32),
         components={"Exact": np.arange(8, dtype=np.float32)},
         details=["", "", "a", "", "", "", "", "b"],
-        replayed=0,
     )
     found = last_of_two(scores, 4)
     assert found.reward.tolist() == [1, 0.5, 0, 0] and found.valid.tolist() == [True, True, False, False]

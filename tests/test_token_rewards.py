@@ -163,7 +163,7 @@ def test_an_example_may_not_bring_rewards_of_spans_that_the_run_does_not_know_of
 def test_token_rewards_of_sources_are_added_and_a_masked_row_has_none():
     scores = HostScores(
         reward=np.float32([1, 1]), valid=np.array([True, False]), verdict=np.int8([0, 6]), outcome=np.float32([1, 0]),
-        components={}, details=["", ""], replayed=0, token_reward=np.float32([[0, 1], [5, 5]]),
+        components={}, details=["", ""], token_reward=np.float32([[0, 1], [5, 5]]),
     )  # fmt: skip
     learned = LearnedScores(("role/a",), (1.0,), np.float32([[0], [0]]), ["", ""], np.float32([[2, 3], [4, 4]]))
     both = add_scores(scores, learned)

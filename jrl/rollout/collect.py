@@ -328,7 +328,6 @@ def unscored(submitted: Submitted, sampler: PromptSampler, *, rewards_tokens: bo
         outcome=zeros,
         components={},
         details=[""] * shape[0],
-        replayed=0,
         token_reward=np.zeros(shape, np.float32) if rewards_tokens else None,
     )
     visits = submitted.drawn.visits
@@ -537,7 +536,6 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
             for name in names
         },
         details=[rounds[r].details[i] for r, i in rows],
-        replayed=sum(scores.replayed for scores in rounds),
         token_reward=None if rounds[0].token_reward is None else pick("token_reward"),
         source_metrics={
             name: sum(scores.source_metrics.get(name, 0.0) for scores in rounds)

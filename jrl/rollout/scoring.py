@@ -75,7 +75,6 @@ class HostScores:
     outcome: np.ndarray  # [N] float32, the first verifier's own reward, unweighted; 0 where not valid
     components: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
     details: list[str]  # [N], details from the verifiers, mostly ""
-    replayed: int  # rows whose verdicts came from the journal
     # [N], weighted rewards of spans of the completion, as in Verdict; () where not valid. None: no verifier gives any.
     spans: Sequence[tuple[tuple[int, float], ...]] | None = None
     token_reward: np.ndarray | None = None  # [N, T] float32, from spans and other sources; None: no source gives any
@@ -102,7 +101,6 @@ class ScoringTicket:
     keys: tuple[str, ...]  # [N], journal keys
     known: Mapping[int, tuple[Verdict, ...]]  # index in the batch -> verdicts that need no worker
     pending: tuple[int, ...]  # indices whose verdicts come from the pool, in its order
-    replayed: int  # how many of the known verdicts came from the journal
 
 
 class Scorer:
@@ -143,7 +141,7 @@ class Scorer:
             raise ValueError(
                 f"{len(completions)} completions, {len(examples)} examples and {len(keys)} keys; the counts must agree"
             )
-        rows, names, known, pending, items, replayed = [], [], {}, [], [], 0
+        rows, names, known, pending, items = [], [], {}, [], []
         for i, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
             example_rows = self.rows_for(example)
             if example_rows not in self._row_texts:
@@ -156,11 +154,10 @@ class Scorer:
                 known[i] = (Verdict(Status.FORBIDDEN, None, detail),) * len(example_rows)
             elif self._journal is not None and (recorded := self._journal.recall(name)) is not None:
                 known[i] = recorded
-                replayed += 1
             else:
                 pending.append(i)
                 items.append(Item(completion, example, example_rows))
-        return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(pending), replayed)
+        return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(pending))
 
     def collect(
         self,
@@ -349,7 +346,6 @@ class Scorer:
             outcome=outcome,
             components=components,
             details=details,
-            replayed=ticket.replayed,
             spans=spans if self.rewards_spans else None,
         )
 
@@ -375,7 +371,6 @@ def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
         outcome=joined("outcome"),
         components={name: np.concatenate([component(share, name) for share in shares]) for name in names},
         details=[detail for share in shares for detail in share.details],
-        replayed=sum(share.replayed for share in shares),
         spans=spans,
     )
 

@@ -107,7 +107,7 @@ def batch(mesh):
     reward, row = np.array([1.0, 0.0, 0.25, 0.0, 7.0], np.float32), np.arange(5, dtype=np.float32)
     scores = HostScores(
         reward=reward, valid=verdict <= Status.UNPARSABLE, verdict=verdict, outcome=reward / 2, components={"row": row},
-        details=list("abcde"), replayed=0, token_reward=None, source_metrics={},
+        details=list("abcde"), token_reward=None, source_metrics={},
     )  # fmt: skip
     visits = [Visit(Example(text, (Message("user", text),)), (0, 0), (1,)) for text in ("p", "q")]
     sampler = types.SimpleNamespace(components=("row",), samples=2, place=functools.partial(rows_on_mesh, mesh))

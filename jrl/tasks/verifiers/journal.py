@@ -24,7 +24,6 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]] = ()):
         """Args: others: journals of other processes, which are only read."""
         self.path = pathlib.Path(path)
-        self.replayed = 0  # entries returned by `recall` since the file was opened
         self._known: dict[str, tuple[Verdict, ...]] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
@@ -64,9 +63,7 @@ class Journal:
 
     def recall(self, key: str) -> tuple[Verdict, ...] | None:
         """Returns the verdicts stored under `key`, or None."""
-        verdicts = self._known.get(key)
-        self.replayed += verdicts is not None
-        return verdicts
+        return self._known.get(key)
 
     def keep(self, entries: Iterable[tuple[str, tuple[Verdict, ...]]]) -> None:
         """Appends entries and returns once they are on the disk.
