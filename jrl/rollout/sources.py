@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.device.placement import fetch
-from jrl.device.processes import ONE, Processes
+from jrl.device.processes import Processes
 from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
@@ -120,7 +120,7 @@ def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedB
     return RewardSource(submit, collect, (name,))
 
 
-def judge_source(judge: OpenJudge, processes: Processes = ONE) -> RewardSource:
+def judge_source(judge: OpenJudge, processes: Processes) -> RewardSource:
     """Returns a judge as a source. Its requests run while the device computes. Each process sends those for its share
     of the prompts, and all processes get all scores."""
 

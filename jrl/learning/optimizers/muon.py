@@ -96,13 +96,12 @@ def direction_of(x: Array, leaf: Leaf, config: Muon) -> Array:
 
     def of_whole(x: Array, eps: Array) -> Array:
         matrices = x.reshape(-1, inputs, outputs)
-        found = orthogonalize(matrices, iterations=config.iterations, eps=eps, dtype=config.dtype)
-        return found.reshape(x.shape)
+        return orthogonalize(matrices, iterations=config.iterations, eps=eps, dtype=config.dtype).reshape(x.shape)
 
     return (scale * by_layer(of_whole, x, leaf.stack, jnp.asarray(config.eps))).astype(x.dtype)
 
 
-def orthogonalize(x: Array, *, iterations: int, eps: Array | float, dtype: Literal["bfloat16"] | None = None) -> Array:
+def orthogonalize(x: Array, *, iterations: int, eps: Array | float, dtype: Literal["bfloat16"] | None) -> Array:
     """Returns matrices with the singular vectors of `x` and singular values near 1, [M, inputs, outputs] like `x`.
 
     X <- X / |X|_F; then, `iterations` times, A = X X^T, X <- a X + (b A + c A A) X, on the side of the shorter axis. A

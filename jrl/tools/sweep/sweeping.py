@@ -30,7 +30,7 @@ class ComparisonOptions(NamedTuple):
     statistic: str
 
 
-def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict[str, list[str]]:
+def commands_of(sweep: Sweep, folder: Path, options: Sequence[str]) -> dict[str, list[str]]:
     """Returns {member name: the arguments of `jrl` that train it}."""
     return {m.name: train_arguments(sweep, m, shown(folder / m.name), options) for m in sweep.members}
 
@@ -51,7 +51,7 @@ def check_is_local(folder: Path) -> None:
         )
 
 
-def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions, *, accept_change: bool = False) -> None:
+def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions, *, accept_change: bool) -> None:
     """Raises ValueError, before any member is trained or printed, for a --by or --baseline that the comparison would
     refuse, and RefusedIdentity for a local folder that contains something else, members with other settings, or, unless
     `accept_change`, members with other parts files."""
