@@ -169,7 +169,7 @@ class BehaviorPolicy(NamedTuple):
     model: Model
     cfg: Any  # of `model`
     params: PyTree  # the stacked tree of `model`, in any sharding
-    version: Array | int  # [] int32, the update count of `params`
+    version: int  # the update count of `params`
 
 
 class StopRules(NamedTuple):
@@ -271,8 +271,8 @@ def sample(
             policy.params,
             jax.tree.map(by_row, prompts),
             replicate(key),
-            replicate(_number(stream, np.uint32)),
-            replicate(_number(policy.version, np.int32)),
+            replicate(np.uint32(stream)),
+            replicate(np.int32(policy.version)),
             params_on_device(config, mesh),
             None if stop.stop_table is None else replicate(stop.stop_table),
             None if budget is None else by_row(budget),
@@ -867,7 +867,3 @@ def _entropy(logits: Array, sampling_params: SamplingParams) -> Array:
 def _vary(literals: PyTree) -> PyTree:
     """Returns constants typed as varying over batch shards: the carry of a loop needs its final type from the start."""
     return jax.lax.pcast(literals, batch_axes(), to="varying")
-
-
-def _number(value: int | Array, dtype: type) -> Array | np.generic:
-    return dtype(value) if isinstance(value, (int, float)) else value
