@@ -60,6 +60,19 @@ def test_a_step_with_nothing_to_begin_with_or_to_compare_is_refused_before_an_up
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_steps_that_cannot_be_repeated_are_not_offered(tmp_path, monkeypatch, capsys):
+    stages = ["Config.stages=[@Offline(), @Online()]", "Offline.source=@Demonstrations()", "Offline.objective=@SFT()",
+              "Offline.steps=4", "Offline.batch_size=2", "Online.steps=2"]  # fmt: skip
+    run([*SETTINGS, *stages], tmp_path / "run")  # saved after 2, 4 and 6; steps 1 to 4 have no rollouts
+    monkeypatch.setattr(replay, "_updated", None)
+    for step, message in (
+        (4, "step 3 is not of an Online stage: only those have rollouts. Steps to repeat: 6"),
+        (5, "there are those of steps 2, 4, 6. Steps to repeat: 6"),
+    ):
+        assert cli.main(["replay", str(tmp_path / "run"), "--step", str(step)]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, settings", HELD, ids=[name for name, _ in HELD])
 def test_updates_of_other_objectives_have_the_bits_of_the_run(name, settings, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,22 +109,21 @@ def repeat(folder: str | Path, step: int) -> Repeated:
     folder = Path(folder)
     saves = saved_steps(folder)
     before = [saved for saved in saves if saved < step]
-    valid = ", ".join(map(str, saves[1:])) or "none, since a run needs two checkpoints"
+    config, parts = load_run_config(folder)
+    why_not = {last: why_not_repeatable(config, first, last) for first, last in itertools.pairwise(saves)}
+    valid = ", ".join(str(last) for last, why in why_not.items() if why is None)
+    valid = valid or ("none" if why_not else "none, since a run needs two checkpoints")
     there = f"there are those of steps {', '.join(map(str, saves))}. Steps to repeat: {valid}"
     if not before:
         raise ValueError(f"{folder} has no checkpoint before step {step}; {there}")
-    config, parts = load_run_config(folder)
     total = ends(config)[-1]
     if step > total:
         raise ValueError(f"{folder} has {total} steps; there is no step {step}")
     if step not in saves:
         raise ValueError(f"{folder} has no checkpoint of step {step} to compare its updates with; {there}")
+    if (why := why_not[step]) is not None:
+        raise ValueError(f"{folder}: {why}. Steps to repeat: {valid}")
     config = dataclasses.replace(with_saved_model(config, folder), sampler_mesh=None)  # nothing is drawn
-    for done in range(before[-1], step):
-        i = stage_at(config, done + 1)
-        if not isinstance(config.stages[i], Online):
-            raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
-        check_repeatable(f"step {done + 1} of {folder}", config.stages[i])
     policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))
     try:
         state = _saved(folder, policy, before[-1])
@@ -136,18 +136,18 @@ def repeat(folder: str | Path, step: int) -> Repeated:
     return Repeated(before[-1], step, different)
 
 
-def check_repeatable(where: str, stage: Online) -> None:
-    """Raises ValueError if updates of a stage learn from data that the rollout store leaves out.
-
-    Args:
-      where: the step, for the message.
-    """
-    if stage.learner.replays_routes:
-        raise ValueError(f"{where} replayed the sampler's routes (Learner.routes), which the store of rollouts leaves "
-                         "out: its update cannot be repeated")  # fmt: skip
-    if stage.pretraining is not None:
-        raise ValueError(f"{where} imitated stored rows too (Online.pretraining), which the store of rollouts leaves "
-                         "out: its update cannot be repeated")  # fmt: skip
+def why_not_repeatable(config: Config, first: int, last: int) -> str | None:
+    """Returns why the updates after step `first`, up to `last`, cannot be repeated; None if they can."""
+    for step in range(first + 1, last + 1):
+        stage = config.stages[stage_at(config, step)]
+        if not isinstance(stage, Online):
+            return f"step {step} is not of an Online stage: only those have rollouts"
+        left_out = "which the store of rollouts leaves out: its update cannot be repeated"
+        if stage.learner.replays_routes:
+            return f"step {step} replayed the sampler's routes (Learner.routes), {left_out}"
+        if stage.pretraining is not None:
+            return f"step {step} imitated stored rows too (Online.pretraining), {left_out}"
+    return None
 
 
 def _saved(folder: Path, policy: Policy, done: int) -> TrainState:
