@@ -15,7 +15,7 @@ from jrl.config import to_json
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import Eval
 from jrl.resolve import load_config
-from jrl.rollout.evaluate import Evaluator, draw, numbers, report, summary
+from jrl.rollout.evaluate import Evaluator, Samples, draw, numbers, report, summary
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
@@ -170,6 +170,20 @@ def test_policies_are_compared_prompt_by_prompt():
     assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]
     one, other = ({"source": name, "by_prompt": {"p": value}} for name, value in (("d", 1.0), ("e", 0.0)))
     assert win_rates([one, other])[2].split() == ["d", "100.0", "[20.7,", "100.0]"]  # Wilson's of 1 of 1
+
+
+def test_the_same_rewards_in_another_order_are_a_tie():
+    # In float32 (0.1 + 1.1) + 1.1 is 2.3000002 and (1.1 + 1.1) + 0.1 is 2.3: one of them won.
+    example = Example(id="p", messages=(Message("user", "1 or 2?"),), answer="1")
+
+    def evaluated(name, *rewards):
+        row, verdicts = np.array([rewards], np.float32), np.full((1, 3), C, np.int8)
+        samples = Samples([SimpleNamespace(example=example)], ["1"] * 3, ["1"] * 3, [[3]] * 3, verdicts, row, 0.0, "0")
+        return {**summary(samples), "source": name}
+
+    one, other = evaluated("a", 0.1, 1.1, 1.1), evaluated("b", 1.1, 1.1, 0.1)
+    assert one["by_prompt"] == other["by_prompt"]
+    assert win_rates([one, other])[2].split()[:2] == ["a", "50.0"]
 
 
 def test_cells_of_one_prompt_have_no_interval():

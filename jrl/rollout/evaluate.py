@@ -131,8 +131,9 @@ def summary(samples: Samples) -> dict[str, Any]:
     visits, rewards = samples.visits, samples.rewards
     result = report(samples.verdicts, samples.answers, [v.example.task for v in visits], rewards)
     digests = [visit.example.prompt_digest().hex() for visit in visits]
+    # In float64: float32 rounds by the order of the samples, and the same rewards in another order are to be a tie.
     result["by_prompt"] = {
-        digest: float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
+        digest: float(row[np.isfinite(row)].mean(dtype=np.float64)) if np.isfinite(row).any() else None
         for digest, row in zip(digests, rewards)
     }
     result["rewards"] = {
