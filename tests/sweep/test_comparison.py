@@ -118,6 +118,10 @@ def test_a_task_is_what_differs_beside_the_setting_compared(tmp_path):
     assert second.better == (0.5, 0.5, 0.5, 4)
     # resampled within tasks: the mean of one of (3, 3.5, 4) and one of (5, 5.5, 6)
     assert second.value == (4.5, 4.0, 5.0, 4)
+    assert shown.notes == ("bootstrap intervals of fewer than 5 runs of a task are too narrow; train more seeds",)
+    # Each variant has two runs, and no interval: "a variant of one run" would be none of them.
+    (note,) = compare([run for run in found if run.seed == "0"], ["reward/mean"], by=["learning_rate"]).notes
+    assert note.startswith("a variant with a task of one run has no interval")
 
 
 def test_variants_with_other_tasks_are_refused(tmp_path):

@@ -133,9 +133,11 @@ def compare(
             messages += [f"{source} has no {metric}, and is left out of it" for source in missing]
     fewest = min(len(task) for variant in variants for task in variant.tasks)
     if fewest < 2:
-        messages.append("a variant of one run has no interval: what another seed would give is unknown")
+        alone = "a variant with a task of one run" if tasks else "a variant of one run"
+        messages.append(f"{alone} has no interval: what another seed would give is unknown")
     elif fewest < FEW_RUNS:
-        messages.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs are too narrow; train more seeds")
+        of_tasks = " of a task" if tasks else ""
+        messages.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs{of_tasks} are too narrow; train more seeds")
     return Comparison(statistic, compared, tasks, base.label if base else None, rows, tuple(messages))
 
 
