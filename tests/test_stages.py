@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 from small_model import PLAIN_DECODER
@@ -14,7 +15,9 @@ import jrl
 from jrl import cli
 from jrl.compatibility import check_stored_rows
 from jrl.config import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import TABLES, Offline, stage_names
+from jrl.run.programs import packed_shape
 from jrl.run.run_hash import read_step, run_fingerprint
 from jrl.run.trained import open_trained
 from jrl.tools.score import score_rewards
@@ -147,6 +150,16 @@ def test_a_plugin_may_have_units_that_no_source_of_jrl_has():
 def test_stages_that_cannot_run_are_refused_before_anything_is_made(binding, message):
     with pytest.raises(ConfigError, match=message):
         jrl.load_config(CONFIG, [binding])
+
+
+@pytest.mark.parametrize("binding, stage", [("Learner.minibatches=3", "sft"), ("judge/Learner.row_length=9", "judge")])
+def test_a_batch_that_does_not_fit_its_learner_is_refused_with_the_stage(binding, stage):
+    bindings = [*SHORT, "judge/Offline.learner=@judge/Learner()", binding]  # 8 rows do not divide into 3 minibatches
+    config, parts = jrl.load_config(CONFIG, bindings)
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    refused = config.stages[stage_names(config.stages).index(stage)]
+    with pytest.raises(ValueError, match=f"^stage {stage}: "):
+        packed_shape(refused, config, parts.tables, mesh)
 
 
 def test_a_stage_without_steps_leaves_no_role_to_the_next_ones():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -116,22 +117,34 @@ def width_of(stage: Stage, config: Config) -> int:
 
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
-    """Returns the packed shape of one optimizer step of a stage."""
+    """Returns the packed shape of one optimizer step of a stage. Raises: ValueError, which names the stage."""
     width, shards, options = width_of(stage, config), row_shards(mesh), layout_options(config, mesh)
-    if isinstance(stage, Online):
+    with named_in_errors(stage, config):
+        if not isinstance(stage, Online):
+            unit = row_of(tables, "algos", stage.objective).unit_size
+            return stored_shape(stage.learner, stage.batch_size, unit, width, shards, options)
         sequences = rows_over_shards(stage.prompts, mesh) * stage.samples
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared within one row
             return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples, **options)
         options |= dict(prompt_length=config.data.prompt_length, samples=stage.samples)
         return layout.packed_shape(stage.learner, sequences, width, shards, **options)
-    unit = row_of(tables, "algos", stage.objective).unit_size
-    return stored_shape(stage.learner, stage.batch_size, unit, width, shards, options)
 
 
 def pretraining_shape(stage: Online, config: Config, mesh: Mesh) -> Shape:
     """Returns the packed shape of the stored rows that one optimizer step of a stage also imitates."""
     width, shards, options = width_of(stage, config), row_shards(mesh), layout_options(config, mesh)
-    return stored_shape(stage.learner, stage.pretraining.batch_size, 1, width, shards, options)
+    with named_in_errors(stage, config):
+        return stored_shape(stage.learner, stage.pretraining.batch_size, 1, width, shards, options)
+
+
+@contextlib.contextmanager
+def named_in_errors(stage: Stage, config: Config) -> Iterator[None]:
+    """Puts the name of a stage of `config` before a ValueError: every stage may have a learner of its own."""
+    try:
+        yield
+    except ValueError as error:
+        name = stage_names(config.stages)[config.stages.index(stage)]
+        raise ValueError(f"stage {name}: {error}") from None
 
 
 def layout_options(config: Config, mesh: Mesh) -> dict[str, Any]:
