@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,13 @@ def write(folder, ending):
         else:
             path.write_bytes(gzip.compress(lines(part).encode()) if ending.endswith(".gz") else lines(part).encode())
     return str(folder / f"part-*{ending}")
+
+
+def alpaca(pattern):
+    """Overwrites the files of a pattern with a row of another layout. Returns the pattern."""
+    for i, path in enumerate(paths.matches(pattern)):
+        Path(path).write_text(lines([{"instruction": f"Say {i}.", "output": str(i)}]))
+    return pattern
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
@@ -117,9 +125,17 @@ def test_a_pattern_that_stands_for_no_file(tmp_path):
     assert paths.matches(str(tmp_path / "[[]a]?.jsonl")) == paths.matches(str(tmp_path / "[a]??.json*")) == []
 
 
-def test_the_task_of_the_rows_is_what_the_names_share():
+def test_the_task_of_the_rows_is_what_the_names_share(tmp_path):
     assert names_of("data/train-*-of-3.jsonl.gz") == ("train-*-of-3.jsonl.gz", "train")
-    assert [names_of(path)[1] for path in ("sums/*.parquet", "*.parquet", "a-b.parquet")] == ["sums", "rows", "a-b"]
+    assert names_of("/data/sums/*.parquet") == ("sums/*.parquet", "sums")
+    tasks = ("*.parquet", "../*.parquet", "a-b.parquet", "sums/*/*.parquet", "*/*.parquet", "sums-*/train.parquet")
+    assert [names_of(path)[1] for path in tasks] == ["rows", "rows", "a-b", "sums", "rows", "train"]
+    sums, again, others = (write(tmp_path / name, ".jsonl").replace("part-*", "*") for name in ("sums", "again", "b"))
+    first, moved = open_jsonl(Jsonl(path=sums)), open_jsonl(Jsonl(path=again))
+    assert first[0].task == "sums" and moved[0].task == "again" and first.fingerprint != moved.fingerprint
+    opened = [open_dataset(Dataset(path=path, layout="alpaca")) for path in map(alpaca, (sums, others))]
+    assert [source[0].task for source in opened] == ["sums", "b"]
+    assert opened[0].fingerprint != opened[1].fingerprint
 
 
 def test_a_pattern_in_a_configuration_is_found_beside_it(tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ class Jsonl:
     answer_in: AnswerIn = "whole"  # whole: the column; hash: after the last ####; boxed: in the last \boxed{}
     prompt_form: str = PROMPT  # template of the prompt: {prompt} is the row's `prompt` (not its `messages`)
     system: str = ""  # a system message before a row's `prompt` (not before its `messages`)
-    task: str = ""  # label of rows without one; empty: the file's name without its extension
+    task: str = ""  # label of rows without one; empty: the file's name up to * or its ending, else the folder's
     verifiers: tuple[str, ...] = ()  # for rows that name none; empty: the run's verifiers
     needs_answer: bool = True  # a row without an answer is bad
     on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop with an error; drop: skip and count the row
@@ -159,12 +159,14 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
 @functools.lru_cache(maxsize=64)
 def names_of(path: str) -> tuple[str, str]:
     """Returns a file's name, and that without its ending: the task of its examples where no other is given. For a name
-    with *, what stands before it, else the folder's name."""
+    with *, the task is what stands before it, else the last folder without one, which is then part of the name."""
     name = Path(path).name
-    task = Path(name.removesuffix(".gz")).stem
-    if "*" in name:
-        task = task.split("*")[0].rstrip("-_.") or Path(path).parent.name or "rows"
-    return name, task
+    if "*" not in name:
+        return name, Path(name.removesuffix(".gz")).stem
+    if task := name.split("*")[0].rstrip("-_."):
+        return name, task
+    task = next(folder.name for folder in Path(path).parents if "*" not in folder.name).strip(".") or "rows"
+    return f"{task}/{name}", task
 
 
 def final_answer(text: str, answer_in: AnswerIn) -> str | None:

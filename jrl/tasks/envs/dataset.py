@@ -40,7 +40,7 @@ class Dataset:
     take: Take | None = None  # what becomes an example; None: the layout's first choice
     rank_by: str | None = None  # what answers are ranked by; None: the layout's first choice
     system: str = ""  # a system message for conversations that have none
-    task: str = ""  # label of the examples; empty: the file's name without its extension
+    task: str = ""  # label of the examples; empty: the file's name up to * or its ending, else the folder's
     verifiers: tuple[str, ...] = ()  # of the examples; empty: the run's verifiers
     on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop with an error; drop: skip and count the row
     max_dropped: float = 0.1  # largest share of rows that may be dropped

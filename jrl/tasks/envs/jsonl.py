@@ -17,14 +17,13 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 
 from jrl import paths
 from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
-from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, counts_text, example_of, kind
+from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, counts_text, example_of, kind, names_of
 from jrl.tasks.envs.contract import REPEATED_PROMPT, check_unchanged, digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import Decoded, open_parquet
@@ -143,7 +142,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
         reader=reader,
         positions=np.asarray(positions, np.uint64)[first],
         numbers=np.asarray(numbers, np.uint64)[first],
-        fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), reader.digest()),
+        fingerprint=digest_of("jsonl", dataclasses.replace(config, path=names_of(config.path)[0]), reader.digest()),
         counts={**counts, **reader.counts()},
         verifiers=frozenset(verifiers),
     )
