@@ -138,6 +138,16 @@ def test_the_task_of_the_rows_is_what_the_names_share(tmp_path):
     assert opened[0].fingerprint != opened[1].fingerprint
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    pattern = alpaca(write(tmp_path / "many", ".jsonl"))
+    (tmp_path / "many" / "part-7.jsonl").symlink_to("gone")
+    problem = r"\.path: '.*/part-7\.jsonl' cannot be read: No such file or directory"
+    with pytest.raises(ValueError, match=problem):
+        open_dataset(Dataset(path=pattern, layout="alpaca"))
+    with pytest.raises(ValueError, match=problem):
+        open_jsonl(Jsonl(path=pattern, needs_answer=False, columns={"prompt": "instruction"}))
+
+
 def test_a_pattern_in_a_configuration_is_found_beside_it(tmp_path, monkeypatch):
     write(tmp_path / "many", ".jsonl")
     config = tmp_path / "own.gin"

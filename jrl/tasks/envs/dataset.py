@@ -101,7 +101,8 @@ def open_dataset(config: Dataset, stop: Stop = never) -> DatasetSource:
     try:
         return _Opening(config, stop).source()
     except OSError as error:
-        raise ValueError(f"Dataset.path: {config.path!r} cannot be read: {error.strerror or error}") from error
+        unread = str(error.filename or config.path)  # of several files, the one
+        raise ValueError(f"Dataset.path: {unread!r} cannot be read: {error.strerror or error}") from error
 
 
 class _Opening:

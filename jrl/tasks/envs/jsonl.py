@@ -115,7 +115,8 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             prompts.append(_short(example.prompt_digest()))
             verifiers.update(example.verifiers)
     except OSError as error:
-        raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror or error}") from error
+        unread = str(error.filename or config.path)  # of several files, the one
+        raise ValueError(f"Jsonl.path: {unread!r} cannot be read: {error.strerror or error}") from error
     first, first_of = _first_of_each(ids)
     repeated = np.setdiff1d(np.arange(len(ids)), first)
     if len(repeated):
