@@ -53,11 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def data(args: argparse.Namespace) -> int:
     start.prepare_jax(args, platform="cpu")  # parts of a configuration may import JAX
+    from jrl import paths
     from jrl.resolve import load_config
     from jrl.tools import inspect_data
 
     file, bindings = None if args.file is None else str(args.file), args.bindings
-    if file is not None and "=" in file and not args.file.exists():  # a binding; no file was given
+    is_file = lambda name: paths.is_remote(name) or bool(paths.matches(name))  # not a binding, in spite of its =
+    if file is not None and "=" in file and not is_file(file):  # no file was given
         file, bindings = None, [file, *bindings]
     if file is not None and (more := [name for name in bindings if os.path.exists(name)]):
         raise ValueError(f"{file} and {more[0]}: name one file, or quote a pattern for several: 'train-*.parquet'")

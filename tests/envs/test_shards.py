@@ -159,5 +159,9 @@ def test_data_inspect_reads_a_pattern_and_asks_to_quote_what_the_shell_wrote_out
     pattern = write(tmp_path / "many", ".jsonl")
     assert cli.main(["data", "inspect", pattern]) == 0
     assert "23 of 23 rows, 0 of them with a repeated prompt" in capsys.readouterr().out
+    (tmp_path / "many").rename(tmp_path / "year=2024")
+    pattern = str(tmp_path / "year=*" / "part-*.jsonl")  # no binding, in spite of its =
+    assert cli.main(["data", "inspect", pattern]) == 0
+    assert "23 of 23 rows" in capsys.readouterr().out
     assert cli.main(["data", "inspect", *paths.matches(pattern)]) == 2
     assert "part-1.jsonl: name one file, or quote a pattern for several: 'train-*.parquet'" in capsys.readouterr().err
