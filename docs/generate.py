@@ -379,6 +379,7 @@ no example are not bad rows, but are counted: `unanswered`, `single_answer`, `un
 
 A data set in several files has a `*` in its path: `Dataset.path = 'ultrafeedback/train-*.parquet'`. The files are read
 as one, in the order of their names, and errors name the file and the row in it. The path of `Jsonl` may have one too.
+A gs:// address names one file.
 
 Rows are read in a random order. Of the Parquet files of a path up to 1 GiB of row groups stays unpacked in memory, so a
 larger data set is read faster with small row groups (pyarrow's `row_group_size`, 100 rows or so for long solutions).

@@ -459,6 +459,8 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
             paths.readable("gs://bucket/data/rows.jsonl")
         with pytest.raises(BucketError, match="no such file"):
             paths.readable("gs://bucket/nothing")
+        with pytest.raises(BucketError, match=r"no such file.*; a \* stands for files on this machine only"):
+            paths.readable("gs://bucket/data/*.jsonl")
     with pytest.raises(ValueError, match="S3"):
         paths.readable("s3://bucket/a")
 

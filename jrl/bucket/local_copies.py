@@ -174,7 +174,8 @@ def _list_objects(name: str, path: str, endpoint: str) -> tuple[dict[str, Object
         return {path.rsplit("/", 1)[-1]: single}, True
     stored = {obj.name[len(path) + 1 :]: obj for obj in bucket.list(f"{path}/") if not obj.name.endswith("/")}
     if not stored:
-        raise Missing(2, f"gs://{name}/{path}: there is no such file, and no folder of that name, in the bucket")
+        hint = "; a * stands for files on this machine only; copy them here" if "*" in path else ""
+        raise Missing(2, f"gs://{name}/{path}: there is no such file, and no folder of that name, in the bucket{hint}")
     return stored, False
 
 
