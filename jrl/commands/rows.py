@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Iterator
 
 from jrl.tasks.stopping import Stop, never
 
-SHOWN_EVERY = 1000  # rows
 START_OF_LINE = "\r\x1b[K"  # where the line is erased
-QUIET_SECONDS = 1.0  # a file that opens sooner shows nothing
+REDRAW_SECONDS = 0.5  # a file that opens sooner shows nothing
 
 
 @contextlib.contextmanager
@@ -22,14 +20,17 @@ def counted_rows() -> Iterator[Stop]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield never
         return
-    polls, begun = itertools.count(1), time.monotonic()
+    from jrl.run.data import showing_rows
 
-    def poll() -> bool:
-        if (count := next(polls)) % SHOWN_EVERY == 0 and time.monotonic() - begun > QUIET_SECONDS:
-            print(f"{START_OF_LINE}reading data: {count:,} rows", end="", file=sys.stderr, flush=True)
-        return False
+    drawn = time.monotonic()
+
+    def draw(phase: str, done: int) -> None:
+        nonlocal drawn
+        if (now := time.monotonic()) - drawn >= REDRAW_SECONDS:
+            drawn = now
+            print(f"{START_OF_LINE}reading {phase}: {done:,} rows", end="", file=sys.stderr, flush=True)
 
     try:
-        yield poll
+        yield showing_rows(never, draw)
     finally:
         print(START_OF_LINE, end="", file=sys.stderr, flush=True)

@@ -55,8 +55,8 @@ def test_prompts_alone_and_fewer_rows(file, capsys):
 
 
 def test_rows_are_counted_on_a_terminal_while_files_are_opened(file, monkeypatch, capsys):
-    monkeypatch.setattr("jrl.commands.rows.QUIET_SECONDS", -1.0)
-    monkeypatch.setattr("jrl.commands.rows.SHOWN_EVERY", 2)
+    monkeypatch.setattr("jrl.commands.rows.REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr("jrl.run.data.SHOWN_EVERY", 2)
     quiet = output(capsys, file, "--against", file)[2]
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     shown = output(capsys, file, "--against", file)[2]
