@@ -299,18 +299,19 @@ def attribute_weights_of(stages: Sequence[Stage], role: str, tables: Tables, rea
 
     Args:
       reached: the index of the stage that the head is of. A stage that trains the role anew, and those after it, read
-        another head.
+        another head. Weights that do not fit its outputs are of an earlier head.
     """
     before, after = stages[: reached + 1], stages[reached + 1 :]
     averaged = [stage.trains for stage in before if stage.optimizer.average is not None]
     role = averaged[-1] if role == AVERAGE and averaged else role
+    trained = [needs for stage in before if stage.trains == role and (needs := needs_of(stage, tables)).score]
+    if not trained:
+        return None
     same_head = (*before, *itertools.takewhile(lambda stage: stage.trains != role, after))
     readers = [stage for stage in same_head if isinstance(stage, Online) and role in stage.rewards]
     weights = [stage.attribute_weights for stage in readers if stage.attribute_weights is not None]
-    if weights:
-        return weights[-1]
-    objectives = [needs_of(stage, tables) for stage in before if stage.trains == role]
-    return next((needs.score_weights for needs in reversed(objectives) if needs.score), None)
+    fitting = [given for given in weights if len(given) == trained[-1].score_outputs]
+    return fitting[-1] if fitting else trained[-1].score_weights
 
 
 def segments_of(stage: Online, config: Config) -> int:

@@ -159,3 +159,5 @@ def test_a_reward_model_that_is_trained_anew_has_the_weights_of_the_checkpoint_s
     other = dataclasses.replace(online, attribute_weights=(1.0, 0.0, 0.0))
     assert weights(judge, online, judge, other) == [*2 * [(0.65, 0.8, -0.1)], *2 * [(1.0, 0.0, 0.0)]]
     assert weights(judge, online, judge, unread) == 4 * [(0.65, 0.8, -0.1)]
+    # 3 weights do not fit the 13 outputs of the head that VPL begins.
+    assert weights(judge, online, users, unread) == [*2 * [(0.65, 0.8, -0.1)], first, first]
