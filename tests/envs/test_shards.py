@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from jrl import cli, paths
 from jrl.resolve import load_config
+from jrl.tasks.envs import parquet
 from jrl.tasks.envs.columns import names_of
 from jrl.tasks.envs.dataset import Dataset, open_dataset
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
@@ -38,8 +40,8 @@ def write(folder, ending):
     for i, part in enumerate(split(ROWS)):
         path = folder / f"part-{i}{ending}"
         if ending == ".parquet":
-            arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-            parquet.write_table(arrow.Table.from_pylist(part), path, row_group_size=4)
+            arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            writer.write_table(arrow.Table.from_pylist(part), path, row_group_size=4)
         else:
             path.write_bytes(gzip.compress(lines(part).encode()) if ending.endswith(".gz") else lines(part).encode())
     return str(folder / f"part-*{ending}")
@@ -115,6 +117,22 @@ def test_decoded_row_groups_are_bounded_over_all_files(tmp_path, monkeypatch):
     assert [source[i].answer for i in (22, 0, 9, 22)] == ["23", "1", "10", "23"]
     (parts,) = {reader._decoded for reader in source.reader._readers}
     assert len(parts._tables) == 1
+
+
+def test_rows_as_python_are_bounded_over_all_files(tmp_path, monkeypatch):
+    source, batches, to_python = open_jsonl(Jsonl(path=write(tmp_path / "many", ".parquet"))), [], parquet._python
+
+    class Rows(list):
+        """A list that weak references may name."""
+
+    def counted(table):
+        rows = Rows(to_python(table))
+        batches.append(weakref.ref(rows))
+        return rows
+
+    monkeypatch.setattr(parquet, "_python", counted)
+    assert [source[i].answer for i in range(23)] == [str(i + 1) for i in range(23)]
+    assert len(batches) > 3 and sum(batch() is not None for batch in batches) == 1
 
 
 def test_a_pattern_that_stands_for_no_file(tmp_path):

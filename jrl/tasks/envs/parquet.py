@@ -1,8 +1,8 @@
 """Random access to the rows of a Parquet file. Needs the extra `parquet` (pyarrow). No JAX.
 
 One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYTES together, so the memory of an open
-data set is bounded by that, the largest group, and a footer and BATCH rows for each of its files; in a larger one, most
-rows in random order decode their group.
+data set is bounded by that, the largest group, BATCH rows, and the footers of its files; in a larger one, most rows in
+random order decode their group.
 Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
 counted as unread_column.
 """
@@ -32,10 +32,11 @@ _Tables = tuple[tuple[tuple[str, int], Any, int], ...]  # (file, row group), tab
 
 
 class Decoded:
-    """The row groups that stay decoded, of one file or of several that are read as one."""
+    """What stays decoded, of one file or of several that are read as one."""
 
     def __init__(self) -> None:
         self._tables: _Tables = ()
+        self.rows: tuple[str, int, list] = ("", -1, [])  # what was turned into Python last: file, first position, rows
 
     def table(self, key: tuple[str, int], unpacked: int, read: Callable[[], Any]) -> Any:
         """Returns the table of a row group. read: decodes it, to about `unpacked` bytes."""
@@ -70,7 +71,6 @@ class ParquetRows:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._metadata: Any = None  # the file's footer, parsed once: it grows with the number of row groups
         self._decoded = decoded
-        self._read: tuple[int, list] = (-1, [])  # what `at` turned into Python last: the first position, and the rows
         paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
@@ -103,13 +103,13 @@ class ParquetRows:
     def at(self, position: int) -> dict[str, Any]:
         with open(paths.local(self._path), "rb") as file:
             check_unchanged(file, self._stamp, self._path)
-        start, rows = self._read
-        if not start <= position < start + len(rows):
+        path, start, rows = self._decoded.rows
+        if path != self._path or not start <= position < start + len(rows):
             group = int(np.searchsorted(self._starts, position, "right")) - 1
-            count = BATCH if position == start + len(rows) else 1  # read in order
-            rows = _python(self._group(group).slice(position - int(self._starts[group]), count))
+            in_order = path == self._path and position == start + len(rows)
+            rows = _python(self._group(group).slice(position - int(self._starts[group]), BATCH if in_order else 1))
             start = position
-            self._read = start, rows
+            self._decoded.rows = self._path, start, rows
         return self._checked(rows[position - start])
 
     def place(self, number: int) -> str:
