@@ -11,6 +11,7 @@ import pytest
 from documented import write_part
 
 import jrl
+from jrl import cli
 from jrl.config import to_json
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import Eval
@@ -19,6 +20,7 @@ from jrl.rollout.evaluate import Evaluator, Samples, draw, numbers, report, summ
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
+from jrl.tasks.stopping import StopRequested
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.tasks.verdict import Status
@@ -158,6 +160,20 @@ def test_prompts_are_read_once_for_all_steps_of_a_run(monkeypatch):
     results, last, visits = evaluate_sources(sources, evaluation.ACCURACY_ONLY, announce, warned.append)
     assert [result["of"] for result in results] == [[1], [1], [3], [4]] and read == [1, 3, 4]
     assert (last.step, visits, warned) == (4, [4], ["about a", "about b", "about a"])
+
+
+def test_a_warning_begins_a_line_of_the_terminal(monkeypatch, capsys):
+    def evaluated(sources, asked, announce, warn, stop):
+        announce(8, 8)
+        warn("Warning: of the second run")
+        raise StopRequested("the end")
+
+    monkeypatch.setattr("jrl.tools.evaluate_sources.sources_of", lambda *args: [])
+    monkeypatch.setattr("jrl.tools.evaluate_sources.check_evaluation_given", lambda *args: None)
+    monkeypatch.setattr("jrl.tools.evaluate_sources.evaluate_sources", evaluated)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    cli.main(["eval", "runs/one"])
+    assert "8/8 prompts\r\x1b[KWarning: of the second run\n" in capsys.readouterr().err
 
 
 def test_policies_are_compared_prompt_by_prompt():

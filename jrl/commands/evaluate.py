@@ -78,7 +78,7 @@ def evaluate(args: argparse.Namespace) -> int:
     shown = sys.stderr.isatty()
     show = lambda text: shown and print(f"{START_OF_LINE}{text}", end="", file=sys.stderr, flush=True)
     announce = lambda done, total: show(f"{done}/{total} prompts")
-    warn = lambda warning: print(warning, file=sys.stderr)
+    warn = lambda warning: print(f"{START_OF_LINE if shown else ''}{warning}", file=sys.stderr)
     asked = evaluation.Asked(args.diversity, reference, proxy)
     with counted_rows() as counted:
         results, last, visits = evaluate_sources.evaluate_sources(sources, asked, announce, warn, counted)
