@@ -64,7 +64,7 @@ class Verifier:
         given = self.reward_range(config) if callable(self.reward_range) else self.reward_range
         try:
             lowest, highest = map(float, given)
-        except (TypeError, ValueError):  # no pair of numbers
+        except (TypeError, ValueError, OverflowError):  # no pair of numbers, or 10**400
             lowest = highest = math.nan
         if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
             raise ValueError(
