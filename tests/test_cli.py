@@ -423,7 +423,7 @@ def test_a_command_writes_neither_over_what_it_reads_nor_over_a_folder_nor_into_
 ):
     (tmp_path / "rows").write_text("x\n")
     monkeypatch.chdir(tmp_path)
-    for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"]):
+    for asked in (["score", "run", "rows"], ["sample", "run", "--prompts", "rows"], ["eval", "run", "--pairs", "r*"]):
         code, _, err = command(*asked, "--out", tmp_path / "rows")
         assert code == exit_codes.REFUSED and "rows, which this command reads; choose another name" in err
         code, _, err = command(*asked, "--out", tmp_path / "nowhere" / "rows")

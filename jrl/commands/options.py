@@ -93,7 +93,8 @@ def check_not_overwriting(out: Path | None, *sources: str | Path | None) -> None
     from jrl import paths
 
     for source in sources if out is not None else ():
-        if source is not None and not paths.is_remote(source) and Path(source).resolve() == out.resolve():
+        local = source is not None and not paths.is_remote(source)
+        if local and out.resolve() in (Path(file).resolve() for file in paths.matches(str(source))):
             raise ValueError(f"--out is {out}, which this command reads; choose another name")
 
 
