@@ -166,6 +166,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         open_jsonl(Jsonl(path=pattern, needs_answer=False, columns={"prompt": "instruction"}))
 
 
+def test_a_bad_row_is_refused_before_the_next_file_is_opened(tmp_path):
+    pattern = alpaca(write(tmp_path / "many", ".jsonl"))
+    (tmp_path / "many" / "part-1.jsonl").unlink()
+    (tmp_path / "many" / "part-1.jsonl").symlink_to("gone")
+    with pytest.raises(ValueError, match=r"part-0\.jsonl, line 1: the row lacks a field"):
+        open_jsonl(Jsonl(path=pattern))
+
+
 def test_a_pattern_in_a_configuration_is_found_beside_it(tmp_path, monkeypatch):
     write(tmp_path / "many", ".jsonl")
     config = tmp_path / "own.gin"

@@ -150,7 +150,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
 
 
 def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
-    """Returns the reader for a file, or for all that a name with * stands for.
+    """Returns the reader for a file, or for all that a name with * stands for, which are opened as they are read.
 
     Raises: OSError if one cannot be opened, ValueError if it is damaged.
     """
@@ -160,7 +160,7 @@ def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
         return _open_file(config, decoded, stop)
     if not files:
         raise FileNotFoundError(errno.ENOENT, "no file has such a name", config.path)
-    return Shards([_open_file(dataclasses.replace(config, path=file), decoded, stop) for file in files])
+    return Shards(_open_file(dataclasses.replace(config, path=file), decoded, stop) for file in files)
 
 
 def _open_file(config: FileConfig, decoded: Decoded, stop: Stop) -> Reader:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 BITS = 48  # of a position that are the file's own; the higher ones are the file's index
 
 
 class Shards:
-    """A Reader of the rows of several readers, one after another. Rows are numbered through."""
+    """A Reader of the rows of several readers, one after another. Rows are numbered through.
 
-    def __init__(self, readers: Sequence[Any]) -> None:
-        self._readers = readers
+    Args:
+      readers: taken one by one as rows are read: opening a Parquet file reads all of it, and the first row may be bad.
+    """
+
+    def __init__(self, readers: Iterable[Any]) -> None:
+        self._unread = enumerate(readers)
+        self._readers: list[Any] = []
         self._before = [0]  # rows before each file that was read
 
     def each(self) -> Iterator[tuple[int, int, Any]]:
-        self._before = [0]
-        for index, reader in enumerate(self._readers):
+        for index, reader in self._unread:
+            self._readers.append(reader)
             before = last = self._before[-1]
             for number, position, row in reader.each():
                 last = before + number
