@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drawn_params import drawn_params
 
-from jrl.device.program_cache import COMPILER_OPTIONS
+from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.models import decoder
 from jrl.models.attention.linear import Linear
@@ -434,7 +434,7 @@ def compiled(
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), sampling_params, None, None,
             options=sampler.static_options(config, decoder.MODEL, cfg, samples=4, stop_ids=STOP_IDS, pad_id=PAD),
-        ).compile(COMPILER_OPTIONS["cpu"])  # fmt: skip
+        ).compile(ProgramCache(platform="cpu").options)  # fmt: skip
 
 
 COLLECTIVE = r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)(-start)?\("

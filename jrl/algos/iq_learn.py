@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jrl.algos.contract import Facts, Needs, Objective, Tokens
 from jrl.algos.paired import positive
 from jrl.ops import reduce
+from jrl.ops.segments import next_column
 from jrl.ops.soft_q import inverse_soft_q
 from jrl.types import PyTree, traced
 
@@ -39,9 +40,8 @@ def check(config: IQLearn, facts: Facts) -> None:
 def token_loss(config: IQLearn, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P32 of every token, [..., L], 0 where masked; and the reward that the logits imply."""
     logprobs, values = (reduce.masked(x, tokens.mask) for x in (tokens.logprobs, tokens.state_values))
-    shifted = lambda x, fill: jnp.concatenate([x[..., 1:], jnp.full_like(x[..., :1], fill)], axis=-1)
-    has_next = shifted(tokens.mask, False) & (shifted(tokens.segment, -1) == tokens.segment)
-    next_values = jnp.where(has_next, shifted(values, 0), 0)
+    has_next = next_column(tokens.mask) & (next_column(tokens.segment, -1) == tokens.segment)
+    next_values = jnp.where(has_next, next_column(values), 0)
     loss = inverse_soft_q(logprobs, values, next_values, config.discount, config.weight)
     implied = jax.lax.stop_gradient(values + logprobs - config.discount * next_values)
     return reduce.masked(loss, tokens.mask), {"iq_learn/implied_reward": reduce.masked(implied, tokens.mask)}

@@ -215,8 +215,7 @@ def _read_scores(head: Array, hidden: Array, micro: PackedBatch, layout: RowLayo
     [R, S, K] for a head with K outputs."""
     values = read_head(head, hidden).mean(0).astype(jnp.promote_types(jnp.float32, hidden.dtype))
     values = layout.joined(values)
-    following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
-    last = micro.segment != following
+    last = micro.segment != segments.next_column(micro.segment, -1)
     at_last = lambda x: segments.segment_sum(x, last, micro.segment, num_segments=micro.sequence.shape[-1])
     by_output = [at_last(values[..., k]) for k in range(values.shape[-1])]
     return by_output[0] if len(by_output) == 1 else jnp.stack(by_output, axis=-1)

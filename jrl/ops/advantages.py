@@ -32,7 +32,7 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
       [N, T] float32 or wider, 0 where not an action.
     """
     reward = reduce.masked(token_reward, action_mask)
-    start = jnp.zeros_like(reward[:, 0]), jnp.asarray(discount)
+    start = reduce.zeros_of_rows(reward), jnp.asarray(discount)
     return jax.lax.scan(_return_before, start, (reward.T, action_mask.T), reverse=True)[1].T
 
 

@@ -34,7 +34,7 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
     """
     values = reduce.masked(values, action_mask)
     dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
-    start = jnp.zeros_like(values[:, 0], dtype)
+    start = reduce.zeros_of_rows(values, dtype)
     rates = jnp.asarray(discount), jnp.asarray(discount * gae_lambda)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
     return jax.lax.scan(_token_before, ((start, start, start), rates), columns, reverse=True)[1].T
@@ -128,7 +128,7 @@ def random_starts(action_mask: Array, noise: Array, *, sizes: tuple[int, ...]) -
     """
     which = (noise % len(sizes)).astype(jnp.int32)
     drawn = sum(jnp.where(which == i, size, 0) for i, size in enumerate(sizes))  # rows may be sharded: no gather
-    none_left = jnp.zeros_like(drawn[:, 0])
+    none_left = reduce.zeros_of_rows(drawn)
     return jax.lax.scan(_next_of_macro, none_left, (action_mask.T, drawn.T))[1].T
 
 
@@ -164,7 +164,7 @@ def macro_gae(
     """
     values = reduce.masked(values, action_mask)
     dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
-    zero = jnp.zeros_like(values[:, 0], dtype)
+    zero = reduce.zeros_of_rows(values, dtype)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T, (macro_start & action_mask).T)
     rates = jnp.asarray(discount), jnp.asarray(discount * gae_lambda)
     by_macro = jax.lax.scan(_macro_before, ((zero,) * 5, rates), columns, reverse=True)[1]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops import groups, reduce
+from jrl.ops.segments import next_column
 
 Array = jax.Array
 
@@ -40,7 +41,6 @@ def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -
       [N, D] float32.
     """
     ids = jnp.where(mask, tokens, 0).astype(jnp.uint32) + 1
-    shifted = lambda x, fill: jnp.concatenate([x[:, 1:], jnp.full_like(x[:, :1], fill)], axis=1)
     place = jnp.arange(width, dtype=jnp.uint32)
     counts = jnp.zeros((tokens.shape[0], width), jnp.float32)
     hashed, whole, following, inside = jnp.zeros_like(ids), jnp.ones_like(mask), ids, mask
@@ -50,7 +50,7 @@ def ngram_embedding(tokens: Array, mask: Array, *, max_order: int, width: int) -
         sign = jnp.where((hashed >> jnp.uint32(6)) & 1, -1.0, 1.0)
         hits = (bucket[..., None] == place[None, None]) & whole[..., None]
         counts += jnp.sum(jnp.where(hits, sign[..., None], 0), axis=1)
-        following, inside = shifted(following, 0), shifted(inside, False)
+        following, inside = next_column(following), next_column(inside)
     norm = jnp.sqrt(jnp.sum(counts**2, axis=1, keepdims=True))
     return counts / jnp.maximum(norm, 1e-6)
 

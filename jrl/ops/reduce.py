@@ -40,6 +40,13 @@ def masked(x: Array, mask: Array) -> Array:
     return jnp.where(mask, widen(x), 0)
 
 
+def zeros_of_rows(x: Array, dtype: jnp.dtype | None = None) -> Array:
+    """Returns a 0 for each row of [..., T], [...], of the dtype of `x` unless given. They are sharded as the rows are,
+    which the slice `x[..., 0]` of a single row is not with jax 0.12."""
+    zeros = jnp.zeros_like(x, dtype)
+    return zeros.sum(axis=-1, dtype=zeros.dtype)
+
+
 def masked_sum(x: Array, mask: Array) -> Array:
     """Returns sum(x * mask), [] float32 or wider; masked entries may be NaN."""
     return jnp.sum(masked(x, mask))

@@ -91,20 +91,28 @@ def following(x: Array, mask: Array, segment: Array) -> tuple[Array, Array]:
     columns = mask.shape[-1]
     place = jnp.where(mask, jnp.arange(columns, dtype=jnp.int32), columns)
     here_or_after = jax.lax.cummin(place, axis=mask.ndim - 1, reverse=True)
-    after = jnp.concatenate([here_or_after[..., 1:], jnp.full_like(place[..., :1], columns)], axis=-1)
+    after = next_column(here_or_after, columns)
     at_next = lambda value: jnp.take_along_axis(value, jnp.minimum(after, columns - 1), axis=-1)
     has_next = mask & (after < columns) & (at_next(segment) == segment)
     return jnp.where(has_next, at_next(reduce.masked(x, mask)), 0), has_next
 
 
-def next_column(x: Array) -> Array:
-    """Returns the rows shifted left by one column, [R, L]; 0 (False) in the last one."""
-    return jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], axis=1)
+def next_column(x: Array, fill: int = 0) -> Array:
+    """Returns the rows shifted left by one column, [..., L]; `fill` in the last one."""
+    return _shifted(x, x.ndim - 1, -1, fill)
 
 
 def previous_column(x: Array) -> Array:
     """Returns the rows shifted right by one column, [R, L, ...]; 0 (False) in the first one."""
-    return jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+    return _shifted(x, 1, 1, 0)
+
+
+def _shifted(x: Array, axis: int, places: int, fill: int) -> Array:
+    """Returns `x` moved along an axis, `fill` where nothing was. It is sharded as `x` is: a slice of one entry, which
+    could be joined to the rest, is not with jax 0.12, where there is one row."""
+    edges = [(0, 0, 0)] * x.ndim
+    edges[axis] = (places, -places, 0)
+    return jax.lax.pad(x, jnp.array(fill, x.dtype), edges)
 
 
 def _membership(segment: Array, num_segments: int) -> Array:

@@ -35,7 +35,7 @@ def propagated_weights(
         return (total, sequence), jnp.where(learned, total, 0)
 
     by_token = tuple(jnp.moveaxis(x, -1, 0) for x in (surprise, mask, segment))
-    start = jnp.zeros_like(surprise[..., 0]), jnp.full_like(segment[..., 0], -1)
+    start = reduce.zeros_of_rows(surprise), reduce.zeros_of_rows(segment) - 1
     sums = jnp.moveaxis(jax.lax.scan(back, start, by_token, reverse=True)[1], 0, -1)
     mean = segment_mean(sums, mask, segment, num_segments=num_segments)
     mean = to_tokens(mean, segment)

@@ -44,7 +44,7 @@ def vtrace(
     """
     values, weights = reduce.masked(values, action_mask), reduce.masked(weights, action_mask)
     dtype = jnp.result_type(reduce.widen(token_reward), values, weights)
-    start = jnp.zeros_like(values[:, 0], dtype)
+    start = reduce.zeros_of_rows(values, dtype)
     weights = weights.astype(dtype)
     rho, trace = jnp.minimum(weights, max_weight), gae_lambda * jnp.minimum(weights, max_trace)
     columns = (*(x.T.astype(dtype) for x in (token_reward, values, rho, trace)), action_mask.T)

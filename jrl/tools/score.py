@@ -34,6 +34,7 @@ from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
 from jrl.models.pretrained.tokenizer import published_tokenizer
 from jrl.models.shape import Decoder, check_length, for_length
+from jrl.ops import segments
 from jrl.rollout.rewards import RewardModel, classify, conversation_ids, open_classifier
 from jrl.run.trained import Trained, is_published, without_tokenizer
 from jrl.tasks.envs.columns import BadRow, messages_of
@@ -262,7 +263,7 @@ def _embeddings(
     def read(i: Array) -> Array:
         micro = learner.micro_batch(packed, i)
         hidden = row_layout().joined(learner.hidden_of(params, micro, model, cfg)[0])
-        following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
+        following = segments.next_column(micro.segment, -1)
         places = jnp.arange(micro.sequence.shape[-1])[None, :, None]
         at_last = (micro.segment != following)[:, None, :] & (micro.segment[:, None, :] == places)  # [R, S, L]
         # The states of all other tokens may be anything, and 0 * NaN is NaN.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from jrl.device.sharding import constrain
 from jrl.ops import reduce
 
 NAN = float("nan")
@@ -177,3 +178,12 @@ def test_whiten_gradient_matches_finite_differences():
         x = jnp.array([0.3, -1.0, 2.0, 0.7])
         mask = jnp.array([True, True, True, False])
         check_grads(lambda v: reduce.whiten(v, mask), (x,), order=1, modes=["rev"], atol=1e-7, rtol=1e-7)
+
+
+def test_zeros_of_rows_are_sharded_as_the_rows(mesh):
+    x = jnp.array([[jnp.nan, 2.0, 3.0]])
+    zeros = jax.jit(lambda x: reduce.zeros_of_rows(constrain(x, "batch", None)))(x)
+    row = jax.jit(lambda x: constrain(x, "batch"))(x[:, 1])
+    np.testing.assert_array_equal(zeros, [0])
+    assert (zeros.dtype, zeros.sharding.spec) == (x.dtype, row.sharding.spec)
+    assert reduce.zeros_of_rows(x > 2).dtype == bool and reduce.zeros_of_rows(x, jnp.int32).dtype == jnp.int32

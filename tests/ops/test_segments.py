@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.device.sharding import constrain
 from jrl.ops import segments
 
 NAN = float("nan")
@@ -91,3 +92,33 @@ def test_what_follows_is_of_the_next_masked_token_of_the_same_sequence():
     # A token off the mask is stepped over.
     value, _ = segments.following(jnp.array([1.0, NAN, 3.0]), jnp.array([True, False, True]), jnp.zeros(3, jnp.int32))
     np.testing.assert_array_equal(value, [3, 0, 0])
+
+
+def test_columns_are_shifted_by_one():
+    x = jnp.array([[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(segments.next_column(x, -1), [[2, 3, -1], [5, 6, -1]])
+    np.testing.assert_array_equal(segments.next_column(x > 2), [[False, True, False], [True, True, False]])
+    np.testing.assert_array_equal(segments.previous_column(x), [[0, 1, 2], [0, 4, 5]])
+    bins = jnp.stack([x, -x], axis=-1)
+    np.testing.assert_array_equal(segments.previous_column(bins)[..., 1], [[0, -1, -2], [0, -4, -5]])
+    # Each entry but the one that leaves the row is read once: by column, the weights 1, 10, 100 of where it goes.
+    weights = jnp.array([1.0, 10.0, 100.0])
+    of = lambda shift: jax.grad(lambda x: (shift(x) * weights[None]).sum())(x.astype(jnp.float32))
+    np.testing.assert_array_equal(of(segments.next_column), [[0, 1, 10]] * 2)
+    np.testing.assert_array_equal(of(segments.previous_column), [[10, 100, 0]] * 2)
+
+
+def test_one_row_is_sharded_after_a_shift_as_before(mesh):
+    # A slice of one entry is on every device with jax 0.12, and nothing sharded can be joined to it.
+    def shifted(x):
+        return segments.next_column(constrain(x, "batch", None)), segments.previous_column(constrain(x, "batch", None))
+
+    x = jnp.array([[1.0, 2.0, 3.0]])
+    following, before = jax.jit(shifted)(x)
+    np.testing.assert_array_equal(following, [[2, 3, 0]])
+    np.testing.assert_array_equal(before, [[0, 1, 2]])
+    assert (
+        following.sharding.spec
+        == before.sharding.spec
+        == jax.jit(lambda x: constrain(x, "batch", None))(x).sharding.spec
+    )
