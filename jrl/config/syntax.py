@@ -8,6 +8,7 @@ command line, 1 for the file that was named, 2 and more for included files.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import stat
 import tokenize
@@ -21,6 +22,7 @@ from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.schema import fields_of
 
 MAX_FILE_CHARACTERS = 1_000_000
+MOST_CACHED_BINDINGS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,7 @@ def _included_file(name: str, path: str, location: str) -> str:
     raise ConfigError(location, missing + hint)
 
 
+@functools.lru_cache(MOST_CACHED_BINDINGS)  # the members of a sweep have most of theirs in common
 def _read_binding(binding: str, root: type) -> Statement:
     if "=" not in binding and ":" not in binding:
         raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {_cut(binding)!r}")

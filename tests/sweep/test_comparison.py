@@ -59,6 +59,21 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     assert default_metrics([run]) == ["reward/mean", "eval/after_rl"]
 
 
+def test_a_config_that_was_edited_by_hand_is_read_and_a_damaged_one_named(tmp_path):
+    folder = write_run(tmp_path / "a", rows=rewards(0.5))
+    config = folder / "config.gin"
+    written = read_run(folder).settings
+    config.write_text("# my best\nRun.seed = 3\nAdamW:\n  learning_rate = 1e-3\nLog.samples = 2\n")
+    assert (read_run(folder).seed, read_run(folder).settings) == ("3", written)
+    for text, message in ((b"Run.seed = 0\nAdamW.learning_rate = \n", "config.gin:2"), (b"\xff", "config.gin' is not")):
+        config.write_bytes(text)
+        with pytest.raises(ConfigError, match=message):
+            read_run(folder)
+    config.unlink()
+    with pytest.raises(ConfigError, match=r"there is no file .*config\.gin"):
+        read_run(folder)
+
+
 def test_a_score_is_the_mean_over_the_last_tenth_of_what_is_finite(tmp_path):
     values = [0.0] * 18 + [0.4, 0.6, math.nan]  # 21 rows: the last 3, of which 2 count
     run = read_run(write_run(tmp_path / "a", rows=rewards(*values), evals={"after_rl": 0.9}))

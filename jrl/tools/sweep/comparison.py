@@ -357,7 +357,8 @@ def curve_of(variant: Variant, metric: str) -> Curve:
     counts = drawn @ finite.astype(np.float64)  # [draws, points]
     sums = drawn @ np.where(finite, points, 0.0)
     resampled = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
-    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    quantile = np.nanquantile if np.isnan(resampled).any() else np.quantile  # which is ten times as fast
+    low, high = quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Curve(steps, mean, low, high)
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 from jrl import paths
 from jrl.config.errors import ConfigError
-from jrl.config.syntax import read_statements
-from jrl.experiment import Config
 from jrl.plugins import PartError
 from jrl.run.identity import RefusedIdentity
 from jrl.run.report.manifest import read_manifest, without_folders
 from jrl.tools.sweep.members import Member, Sweep, parts_now, settings_now
-from jrl.tools.sweep.settings import SEED, is_data_file, settings_of
+from jrl.tools.sweep.settings import SEED, is_data_file, settings_of_run
 
 FILE = "sweep.json"
 FORMAT = 1
@@ -46,10 +44,9 @@ def check_settings(folder: Path, sweep: Sweep) -> None:
     """Raises RefusedIdentity if a member that has begun has other settings: a command of another sweep trained it, the
     gin file had changed when it started, or it was continued to more steps. Data files may have been moved."""
     for member in sweep.members:
-        path = folder / member.name / "config.gin"
-        if not paths.exists(path):
+        if not paths.exists(folder / member.name / "config.gin"):
             continue
-        seed, settings = settings_of(read_statements(str(path), (), Config))
+        seed, settings = settings_of_run(folder / member.name)
         begun, now = {SEED: seed, **settings}, {SEED: member.seed, **member.settings}
         differing = sorted(name for name in {*begun, *now} if begun.get(name) != now.get(name))
         if names := [name for name in differing if not is_data_file(name)]:

@@ -12,13 +12,11 @@ import numpy as np
 
 from jrl import paths
 from jrl.config.errors import suggestion
-from jrl.config.syntax import read_statements
-from jrl.experiment import Config
 from jrl.run.report.manifest import read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.run.report.summary import read_summary
 from jrl.tools.sweep import manifest
-from jrl.tools.sweep.settings import settings_of
+from jrl.tools.sweep.settings import settings_of_run
 
 Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
@@ -87,7 +85,7 @@ def read_run(folder: Path, address: str | None = None) -> RunResult:
     identity = begun["identity"]
     parts = identity["parts"]
     contents = {**identity, "parts": {name: digest[:LABEL_DIGITS] for name, digest in parts.items()}}
-    seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
+    seed, settings = settings_of_run(folder)
     summary = folder / "summary.json"
     content = read_summary(summary) if paths.exists(summary) else None
     evals = {} if content is None else {f"{EVALUATION}{name}": e["mean"] for name, e in content["eval"].items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from jrl import config as gin
 from jrl.config.dump import scoped_names
+from jrl.config.errors import ConfigError
 from jrl.config.sweep import gin_text
 from jrl.config.syntax import Reference, Statement, read_statements
 from jrl.experiment import FREE, ROUNDED, Config
@@ -62,6 +65,18 @@ def settings_of_config(config: Config, tables: Any) -> tuple[str, dict[str, str]
     return settings_of(read_statements(None, lines, Config))
 
 
+def settings_of_run(folder: Path) -> tuple[str, dict[str, str]]:
+    """Returns `settings_of` the config.gin of a run: a line for every field, of which runs have most in common, so that
+    they are parsed once. Raises: ConfigError naming the file if it is missing or damaged."""
+    path = folder / "config.gin"
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+        return settings_of(read_statements(None, lines, Config))
+    except (ConfigError, OSError, UnicodeDecodeError):
+        return settings_of(read_statements(str(path), (), Config))
+
+
+@functools.cache
 def is_irrelevant(name: str) -> bool:
     """Returns whether runs that differ in this field can be the same experiment: the seed, or one of IRRELEVANT."""
     field = name.rpartition("/")[2]
