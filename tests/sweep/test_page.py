@@ -77,6 +77,16 @@ def test_scores_have_a_dot_for_each_run(tmp_path):
     assert len(elements(svg, "circle")) == 2 * (3 + 1)
 
 
+def test_a_chart_of_optimality_gaps_shows_the_gap_of_each_run(tmp_path):
+    """The dots were scores, 0.9 and 0.7, on the axis of a gap of 0.2."""
+    runs = [read_run(write_run(tmp_path / str(i), rows=rewards(value), seed=i)) for i, value in enumerate((0.9, 0.7))]
+    found = compare(runs, ["reward/mean"], statistic="gap")
+    svg = charts.intervals("reward/mean", found.metrics["reward/mean"], found.statistic)
+    numbers = [circle[0].text.rpartition(" ")[2] for circle in elements(svg, "circle")]
+    assert numbers == ["0.1", "0.3", "0.2"] and "reward/mean, optimality gap to 1" in svg
+    assert svg in write_page(tmp_path / "out", found, "t", "c")[-1].read_text()
+
+
 class Tags(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()

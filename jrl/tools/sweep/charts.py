@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jrl.tools.sweep.comparison import Curve, VariantResult, number
+from jrl.tools.sweep.comparison import STATISTIC_NAMES, STATISTICS, Curve, VariantResult, number
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 40, 48  # margins of the plot
@@ -89,15 +89,20 @@ def curves(metric: str, rows: Sequence[VariantResult], *, over: str = "step") ->
     return _svg(f"{metric} over the {over}s", HEIGHT + legend_height, [*parts, *legend_rows])
 
 
-def intervals(metric: str, rows: Sequence[VariantResult]) -> str:
-    """Returns a chart of scores, one row per variant: a small dot for each run, the statistic and its interval."""
+def intervals(metric: str, rows: Sequence[VariantResult], statistic: str = "mean") -> str:
+    """Returns a chart of a statistic, one row per variant: a small dot for each run, all runs and their interval.
+
+    Args:
+      statistic: of STATISTICS, which the rows have.
+    """
     labels = [row.variant.label for row in rows]
     left = min(max(map(len, labels), default=0) * CHARACTER + 24, WIDTH / 2)
-    scores = [value for row in rows for task in row.scores for value in task]
+    of_runs = [[float(STATISTICS[statistic]([score])) for task in row.scores for score in task] for row in rows]
     ends = [end for row in rows for end in row.value[:3]]
-    x = Scale(*extent([*scores, *ends]), left, WIDTH - RIGHT)
+    x = Scale(*extent([*(value for values in of_runs for value in values), *ends]), left, WIDTH - RIGHT)
     bottom = TOP + 28 * len(rows)
-    parts = [_text(12, 20, metric, weight=600)]
+    title = metric if statistic == "mean" else f"{metric}, {STATISTIC_NAMES[statistic]}"
+    parts = [_text(12, 20, title, weight=600)]
     parts.append(_text(WIDTH - RIGHT, 20, "runs, their value and its 95 % interval", "end", SOFT))
     for tick in ticks(x.low, x.high):
         parts.append(_line(x(tick), TOP - 8, x(tick), bottom))
@@ -107,7 +112,7 @@ def intervals(metric: str, rows: Sequence[VariantResult]) -> str:
         parts.append(_text(left - 12, y + 4, _truncate(row.variant.label, left - 24), "end"))
         parts += [
             _dot(x(value), y, 3, i, f"{run.name}: {number(value)}", opacity=0.45)
-            for run, value in zip(row.variant.runs, (value for task in row.scores for value in task))
+            for run, value in zip(row.variant.runs, of_runs[i])
             if math.isfinite(value)
         ]
         mean, low, high, _ = row.value

@@ -38,7 +38,8 @@ def write_page(folder: Path, comparison: Comparison, title: str, command: str) -
     paths.make_dir(folder)
     written, sections = [], []
     for metric, rows in comparison.metrics.items():
-        charts_by_kind = {"curves": charts.curves(metric, rows), "scores": charts.intervals(metric, rows)}
+        scores = charts.intervals(metric, rows, comparison.statistic)
+        charts_by_kind = {"curves": charts.curves(metric, rows), "scores": scores}
         if not any(len(row.curve.steps) for row in rows):
             del charts_by_kind["curves"]
         for kind, svg in charts_by_kind.items():
