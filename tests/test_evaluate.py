@@ -104,13 +104,24 @@ def test_an_evaluation_in_which_nothing_could_be_scored_has_no_mean():
     assert actual["mean"] is None and actual["unscorable"] == 2
 
 
-def test_the_best_of_k_is_chosen_by_reward():
-    # Of 2: 0.5 and -1; of 4: 0.5 and 3. The third prompt has no reward at all.
-    rewards = np.array([[0.2, 0.5, 0.1, np.nan], [-2.0, -1.0, 3.0, 0.0], [np.nan] * 4])
+def test_the_best_of_k_is_the_mean_over_all_k_of_the_samples():
+    # Of 2, sorted: (r_2 + 2 r_3 + 3 r_4) / 6 = (0.1 + 2 * 0.2 + 3 * 0.5) / 6 = 1/3 and (-1 + 2 * 0 + 3 * 3) / 6 = 4/3.
+    # Of 4: 0.5 and 3. The third prompt lacks a reward.
+    rewards = np.array([[0.2, 0.5, 0.1, 0.0], [-2.0, -1.0, 3.0, 0.0], [9.0, 9.0, 9.0, np.nan]])
     actual = report(np.array([[C, W, W, W]] * 3, np.int8), [""] * 12, ["a"] * 3, rewards)["best_of_k"]
-    assert {k: value["mean"] for k, value in actual.items()} == {"2": pytest.approx(-0.25), "4": pytest.approx(1.75)}
+    assert {k: value["mean"] for k, value in actual.items()} == {"2": pytest.approx(5 / 6), "4": pytest.approx(1.75)}
     assert actual["4"]["n"] == 2 and actual["4"]["kl"] == pytest.approx(0.636294, abs=1e-6)
     assert "best_of_k" not in report(np.array([[C, W]], np.int8), [""] * 2, ["a"])
+
+
+def test_the_best_of_k_of_rewards_0_and_1_is_pass_at_k():
+    """The best of the first k samples stood beside pass@k, which is over all k of them, as another number."""
+    correct = np.array([[0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
+    actual = report(np.where(correct, C, W).astype(np.int8), [""] * 12, ["a"] * 3, correct.astype(np.float64))
+    for k in ("2", "4"):
+        assert actual["best_of_k"][k]["mean"] == pytest.approx(actual["pass_at_k"][k]["mean"], abs=1e-12)
+    # 1 - C(3, 2) / C(4, 2) = 1/2, and 1
+    assert actual["best_of_k"]["2"]["mean"] == pytest.approx(0.5)
 
 
 def test_a_mixture_of_a_users_environment_is_opened(tmp_path):

@@ -194,21 +194,20 @@ def report(
             out["majority_at_k"][str(k)] = interval_json(statistics.share_interval(np.array(majority)))
             k *= 2
         if rewards is not None:
-            out["best_of_k"] = {str(k): best_of(rewards[:, :k]) for k in map(int, out["pass_at_k"]) if k > 1}
+            out["best_of_k"] = {str(k): best_of(rewards, k) for k in map(int, out["pass_at_k"]) if k > 1}
     return out
 
 
-def best_of(rewards: np.ndarray) -> dict[str, float]:
-    """Returns the mean reward of each prompt's best sample with its interval, and "kl": an upper bound on the KL
-    divergence of best-of-k from the policy, in nats.
+def best_of(rewards: np.ndarray, k: int) -> dict[str, float]:
+    """Returns the mean over prompts of the expected largest reward of k samples (M4), with its interval, and "kl": an
+    upper bound on the KL divergence of best-of-k from the policy, in nats.
 
     Args:
-      rewards: [prompts, k] float, NaN where there is none; prompts without any reward are left out.
+      rewards: [prompts, samples] float, NaN where there is none; only prompts with a reward for every sample count.
     """
-    best = statistics.best_of_n(rewards, np.isfinite(rewards))
-    chosen = np.flatnonzero(best >= 0)
-    interval = interval_json(statistics.bootstrap_interval(rewards[chosen, best[chosen]]))
-    return {**interval, "kl": statistics.best_of_n_kl(rewards.shape[1])}
+    full = rewards[np.isfinite(rewards).all(axis=1)]
+    best = np.array([statistics.expected_best_of_k(prompt_rewards, k) for prompt_rewards in full], np.float64)
+    return {**interval_json(statistics.bootstrap_interval(best)), "kl": statistics.best_of_n_kl(k)}
 
 
 def numbers(result: dict[str, Any]) -> dict[str, float | None]:

@@ -96,7 +96,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.statistics:expected_best_of_k",
         "inputs": ["rewards", "k"],
         "output": "expected maximum [] float",
-        "tests": ["tests/algos/test_measures.py::test_expected_best_of_k_equals_the_enumeration"],
+        "tests": [
+            "tests/algos/test_measures.py::test_expected_best_of_k_equals_the_enumeration",
+            "tests/test_evaluate.py::test_the_best_of_k_is_the_mean_over_all_k_of_the_samples",
+        ],
     },
     {
         "id": "M5",

@@ -28,10 +28,7 @@ PARTS: list[Part] = [
         "function": "jrl.ops.statistics:best_of_n",
         "inputs": ["rewards", "scored"],
         "output": "index [P] int64, -1: none",
-        "tests": [
-            "tests/ops/test_statistics.py::test_best_of_n_by_hand",
-            "tests/test_evaluate.py::test_the_best_of_k_is_chosen_by_reward",
-        ],
+        "tests": ["tests/ops/test_statistics.py::test_best_of_n_by_hand"],
     },
     {
         "id": "S3",
