@@ -101,7 +101,7 @@ def interrupted(tmp_path_factory):
 def states_after_a_step(folder, population):
     """Returns the state of every member in the checkpoint of the first step."""
     saved = folder / populations.FOLDER / "checkpoints"
-    assert list_steps(saved) == [1]
+    assert list_steps(saved) == [1] and sweep_population.interrupted(folder) == list(population.jobs)
     target = population.members.shapes(state_shape(inputs_of(population.first), 1))
     state = restore_step(saved, {"state": target}, 1, part=True)[1]["state"]
     return dict(zip(population.jobs, population.members.unstack(state)))
@@ -390,6 +390,15 @@ def test_a_member_with_checkpoints_of_its_own_is_refused(tmp_path):
     (tmp_path / MEMBERS[0] / "checkpoints" / "00000005").mkdir(parents=True)
     with pytest.raises(ConfigError, match="checkpoints of its own"):
         sweep_population.begin_together(tmp_path, {member.name: member for member in sweep.members})
+
+
+def test_a_population_that_is_refused_before_it_trains_does_not_hold_its_folder(tmp_path):
+    """Without --population it was refused then, as one that was interrupted."""
+    missing = ["Config.task=@Jsonl()", f"Jsonl.path='{tmp_path}/none.jsonl'"]
+    sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT, *missing])
+    with pytest.raises((ValueError, OSError), match=r"none\.jsonl"):
+        train_population(sweep, tmp_path / "sweep", *read_configs(sweep), threading.Event(), SILENT)
+    assert sweep_population.interrupted(tmp_path / "sweep") == []
 
 
 def test_members_that_failed_begin_again_when_the_sweep_is_called_again(tmp_path):

@@ -228,7 +228,7 @@ def interrupted(folder: Path) -> list[str]:
 
 def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[str], bool]:
     """Returns the members that train together, and whether they start over: the members of an interrupted population;
-    those that failed in a population that has ended, which start over; else all unfinished ones, which are recorded."""
+    those that failed in a population that has ended, which start over; else all unfinished ones."""
     if names := interrupted(folder):
         return names, False
     record = folder / FOLDER / MEMBERS
@@ -245,8 +245,6 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
                 f"--population: {folder / name} has checkpoints of its own, from which a population cannot continue; "
                 "leave --population out, or choose another --out",
             )
-    if names and recorded is None:
-        write_members(folder, {"members": names})
     return names, recorded is not None
 
 
@@ -271,8 +269,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None],
     progress = populations.restore(population, again=again)
     for job in jobs:
         records.record_continuation(job)
-    if again:  # the members' files are now those of new runs
-        write_members(first.folder.parent, {"members": list(population.jobs)})
+    # Not earlier: a population that is refused while it is opened, or killed while it compiles, has not begun.
+    write_members(first.folder.parent, {"members": list(population.jobs)})
     if first.done < expected:
         loop.precompile(first, first.done)
     for job in jobs:
