@@ -252,6 +252,17 @@ def test_a_class_that_is_swept_is_called_what_the_sweep_calls_it(tmp_path):
     assert find_variant(variants, compared, "Online.optimizer=@AdamW()") is variants[0]
 
 
+def test_runs_with_other_stages_are_noted_since_their_first_stages_give_names(tmp_path):
+    """Both learn with 3e-3 in RL; the table showed learning_rate=1e-05 for the run with a stage before it."""
+    warm = [*TWO_STAGES, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.learning_rate=1e-5"]
+    found = [configured(tmp_path / str(i), *bindings) for i, bindings in enumerate((warm, []))]
+    assert [run.settings["AdamW.learning_rate"] for run in found] == ["1e-05", "0.003"]
+    (note,) = [note for note in compare(found, ["reward/mean"]).notes if note.startswith("Config.stages")]
+    assert note.endswith("is compared under the name that the first of them gives it")
+    same = [configured(tmp_path / rate, *warm, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
+    assert not any("Config.stages" in note for note in compare(same, ["reward/mean"]).notes)
+
+
 def test_another_data_set_is_another_variant(tmp_path):
     found = [read_run(write_run(tmp_path / name, rows=rewards(0), data=name)) for name in "ab"]
     assert [v.label for v in group(found)[0]] == ["data=a", "data=b"]

@@ -35,6 +35,7 @@ CONFIDENCE = 0.95
 FEW_RUNS = 5
 CURVE_POINTS = 200  # most points of a curve; a longer one is averaged over windows
 CURVE_DRAWS = 1000
+STAGES = "Config.stages"
 MOST_LABEL = 100  # characters of a label
 
 
@@ -127,6 +128,9 @@ def compare(
             for name in changed_parts(runs)
         ),
     ]
+    if STAGES in (*compared, *tasks):
+        messages.append(f"{STAGES} is not the same in all runs: what several stages have, such as a learning rate, is "
+                        "compared under the name that the first of them gives it")  # fmt: skip
     for metric, results in rows.items():
         for row in results:
             missing = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
