@@ -45,7 +45,8 @@ def read_axes(
 
     Names are checked when a member is loaded: a list for an unknown field is not an axis and stays a binding.
 
-    Raises: ConfigError for a syntax error, an invalid range, or an axis without values.
+    Raises: ConfigError for a syntax error, an invalid range, an axis without values, or a list of macros that may be an
+    axis or a value.
     """
     texts = [expand_ranges(binding) for binding in bindings]
     statements = read_statements(path, texts, root)
@@ -61,6 +62,14 @@ def read_axes(
             raise ConfigError(statement.location, f"{name} = [] lists no value, so the sweep would have no members")
         axes.append(Axis(name, tuple(gin_text(value) for value in statement.value)))
     swept = {axis.name for axis in axes}
+    for name, statement in last.items():
+        items = statement.value if name not in swept and isinstance(statement.value, list) else []
+        if len(items) > 1 and all(isinstance(item, Macro) and item.name in swept for item in items):
+            raise ConfigError(
+                statement.location,
+                f"{name} = {gin_text(items)} may list {len(items)} values to sweep, or be one value whose items are "
+                f"swept. Write the lists in place of the macros, or {gin_text(tuple(items))} for one value",
+            )
     from_command_line = statements[len(statements) - len(texts) :]
     fixed = tuple(text for text, statement in zip(texts, from_command_line) if statement.name not in swept)
     return tuple(axes), fixed

@@ -61,6 +61,18 @@ def test_a_macro_is_judged_by_where_it_is_used(bindings, swept):
     assert [axis.name for axis in axes(*bindings)[0]] == swept
 
 
+def test_a_list_of_macros_that_may_be_swept_or_a_value_is_refused():
+    """It was one member, with the items of both lists in one."""
+    lists = ["A=['a.py']", "B=['b.py']"]
+    with pytest.raises(ConfigError, match=r"Run\.parts = \[%A, %B\] may list 2 values .* or \(%A, %B\) for one value"):
+        axes(*lists, "Run.parts=[%A, %B]")
+    one_value = axes("A=['a.py', 'b.py']", "B=['c.py']", "Run.parts=(%A, %B)")
+    assert one_value[0] == (Axis("A", ("'a.py'", "'b.py'")), Axis("B", ("'c.py'",)))
+    assert axes("Run.parts=[['a.py'], ['b.py']]")[0] == (Axis("Run.parts", ("['a.py']", "['b.py']")),)
+    rates = axes("A=[1e-3]", "B=[2e-3, 3e-3]", "AdamW.learning_rate=[%A, %B]")[0]  # not a field of lists
+    assert [axis.name for axis in rates] == ["A", "B", "AdamW.learning_rate"]
+
+
 def test_a_list_for_an_unknown_field_is_left_to_the_reader_which_names_the_nearest():
     found, fixed = axes("AdamW.learning_rat=[1e-3, 3e-3]")
     assert found == ()
