@@ -158,7 +158,7 @@ def test_a_section_that_every_member_has_keeps_its_bindings():
         (["AdamW.learning_rate=[]"], "lists no value"),
         (["AdamW.learning_rate=1e-3"], "nothing is swept"),
         (["Online.samples=[8, 1]"], "sample"),
-        (["parts=[['a.py'], ['b.py']]"], r"Config\.parts\[0\] expects str"),
+        (["parts=[['a.py'], ['b.py']]"], r"Config\.parts cannot be swept: the members of a sweep share their"),
         (["Online.prompts=[1..40]", "Online.samples=[2..41]"], "1600 members"),
         ([RATES, RATES], "bound twice"),
     ],

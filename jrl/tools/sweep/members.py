@@ -22,6 +22,7 @@ from jrl.run.stage_steps import ends
 from jrl.tasks.verifiers.source import source_text
 from jrl.tools.sweep.settings import DATA_FILES, IRRELEVANT, SEED, settings_of_config
 
+PARTS = "Config.parts"
 LONGEST_NAME = 120  # characters of a folder name, before a hash is added
 
 
@@ -66,7 +67,16 @@ def read_sweep(
     if how == "random" and count is None:
         raise ValueError("--how random draws some of the combinations; say how many: --count N")
     file = find_config(config)
-    parts = part_names(file, [expand_ranges(binding) for binding in bindings])
+    texts = [expand_ranges(binding) for binding in bindings]
+    named = [statement.value for statement in read_statements(file, texts, Config) if statement.name == PARTS][-1:]
+    if any(isinstance(item, list) for value in named if isinstance(value, list) for item in value):
+        raise ConfigError(
+            COMMAND_LINE,
+            f"{PARTS} cannot be swept: the members of a sweep share their parts files. Name all files in one list and "
+            "sweep what selects their parts, as in Online.objective=[@A(),@B()]; or sweep with each list into a folder "
+            "of its own, and compare them with `jrl compare`",
+        )
+    parts = part_names(file, texts)
     loaded = load_parts(parts)
     tables = config_classes(loaded.tables)
     axes, fixed = read_axes(file, bindings, Config, tables)
