@@ -191,6 +191,17 @@ def test_progress_is_a_line_a_member_with_count_and_time_left(tmp_path):
     assert lines[3] == "[2/3] FAILED b (exit code 4): the learning rate is too high"
 
 
+def test_a_long_message_of_a_failed_member_is_cut_in_its_line_and_whole_at_the_end(tmp_path):
+    """A paragraph stood there twice."""
+    stream, why = io.StringIO(), "not finite; " * 20
+    failed = Ended(member("a"), 4, 1.0, why)
+    open_progress(tmp_path, 1, 0, 1, (), stream).ended(failed)
+    # 239 characters without the last space
+    line = f"[0/1] FAILED a (exit code 4): {why[:120]} ... (119 more characters)\n"
+    assert stream.getvalue() == line
+    assert last_words(tmp_path, failed) == why.strip()
+
+
 def test_progress_says_where_a_member_stopped(tmp_path):
     stream = io.StringIO()
     progress = open_progress(tmp_path, 2, 0, 2, ("reward/mean",), stream)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from jrl import paths
 from jrl.exit_codes import DONE, PREEMPTED
-from jrl.run.report.text import duration
+from jrl.run.report.text import duration, printable
 from jrl.tools.sweep.launch import Ended, ProgressCallbacks, last_words
 from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.runs import missing_metrics, read_run
@@ -22,6 +22,7 @@ TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
 REFRESH_SECONDS = 1.0  # between updates of the status line on a terminal
 REPORT_SECONDS = 60.0  # between status lines elsewhere
 MOST_NAMED = 4  # members that such a line names
+MOST_SAID = 120  # characters of why a member failed; the sweep says all of it at its end
 
 
 def open_progress(
@@ -75,7 +76,7 @@ def open_progress(
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
         last = f"after step {row['step']}" if "step" in row else "before its first step"
         word = {DONE: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
-        failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, outcome)}"
+        failed = f"FAILED {member.name} (exit code {code}): {printable(last_words(folder, outcome), MOST_SAID)}"
         line(f"[{num_done}/{total}] {word.get(code, failed)}{f'  {eta} left' if eta else ''}")
         if code == DONE and left and unchecked:
             try:
