@@ -47,6 +47,19 @@ def test_a_range_is_never_empty_and_ignores_what_is_not_finite():
     assert charts.extent([])[0] < charts.extent([])[1] and charts.extent([0.0])[0] < 0
 
 
+def test_ticks_that_are_close_together_have_labels_of_their_own(tmp_path):
+    """Rewards near 1 had an axis with 0.9998 three times."""
+    assert charts.tick_labels([0.99975, 0.9998, 0.99985]) == ["0.99975", "0.9998", "0.99985"]
+    assert charts.tick_labels([0.0, 0.5, 1.0]) == ["0", "0.5", "1"]
+    assert charts.tick_labels([1e9, 2e9]) == ["1e+09", "2e+09"]
+    values = {0: (0.9998, 0.99985), 1: (0.99975, 0.9998)}
+    runs = [read_run(write_run(tmp_path / str(seed), rows=rewards(*values[seed]), seed=seed)) for seed in values]
+    (rows,) = compare(runs, ["reward/mean"]).metrics.values()
+    for svg in (charts.curves("reward/mean", rows), charts.intervals("reward/mean", rows)):
+        labels = [text.text for text in elements(svg, "text") if text.text.startswith("0.99")]
+        assert len(labels) == len(set(labels)) > 3
+
+
 def test_curves_have_a_line_and_a_band_for_each_variant(tmp_path):
     (rows,) = comparison(tmp_path).metrics.values()
     svg = charts.curves("reward/mean", rows)

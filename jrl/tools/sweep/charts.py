@@ -52,6 +52,12 @@ def ticks(low: float, high: float) -> list[float]:
     ]
 
 
+def tick_labels(numbers: Sequence[float]) -> list[str]:
+    """Returns the texts of ticks, with as many digits as tell them apart."""
+    short = [number(tick) for tick in numbers]
+    return short if len(set(short)) == len(short) else [f"{tick:.12g}" for tick in numbers]
+
+
 def extent(values: Sequence[float]) -> tuple[float, float]:
     """Returns the range of the finite values with a margin of 5 %. It is never empty."""
     finite = [value for value in values if math.isfinite(value)]
@@ -75,9 +81,10 @@ def curves(metric: str, rows: Sequence[VariantResult], *, over: str = "step") ->
     x = Scale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT)
     parts = [_text(LEFT, 20, metric, weight=600)]
     parts.append(_text(WIDTH - RIGHT, 20, "mean over runs, 95 % band", "end", SOFT))
-    for tick in ticks(y.low, y.high):
+    y_ticks = ticks(y.low, y.high)
+    for tick, label in zip(y_ticks, tick_labels(y_ticks)):
         parts.append(_line(LEFT, y(tick), WIDTH - RIGHT, y(tick)))
-        parts.append(_text(LEFT - 8, y(tick) + 4, number(tick), "end", SOFT))
+        parts.append(_text(LEFT - 8, y(tick) + 4, label, "end", SOFT))
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, SOFT))
     for tick in (tick for tick in ticks(x.low, x.high) if tick == round(tick)):
         parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:.0f}", "middle", SOFT))
@@ -104,9 +111,10 @@ def intervals(metric: str, rows: Sequence[VariantResult], statistic: str = "mean
     title = metric if statistic == "mean" else f"{metric}, {STATISTIC_NAMES[statistic]}"
     parts = [_text(12, 20, title, weight=600)]
     parts.append(_text(WIDTH - RIGHT, 20, "runs, their value and its 95 % interval", "end", SOFT))
-    for tick in ticks(x.low, x.high):
+    x_ticks = ticks(x.low, x.high)
+    for tick, label in zip(x_ticks, tick_labels(x_ticks)):
         parts.append(_line(x(tick), TOP - 8, x(tick), bottom))
-        parts.append(_text(x(tick), bottom + 18, number(tick), "middle", SOFT))
+        parts.append(_text(x(tick), bottom + 18, label, "middle", SOFT))
     for i, row in enumerate(rows):
         y = TOP + 28 * i + 10
         parts.append(_text(left - 12, y + 4, _truncate(row.variant.label, left - 24), "end"))
