@@ -252,15 +252,36 @@ def test_a_class_that_is_swept_is_called_what_the_sweep_calls_it(tmp_path):
     assert find_variant(variants, compared, "Online.optimizer=@AdamW()") is variants[0]
 
 
-def test_runs_with_other_stages_are_noted_since_their_first_stages_give_names(tmp_path):
+def test_a_rate_of_rl_has_one_name_with_and_without_a_stage_before_it(tmp_path):
     """Both learn with 3e-3 in RL; the table showed learning_rate=1e-05 for the run with a stage before it."""
     warm = [*TWO_STAGES, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.learning_rate=1e-5"]
     found = [configured(tmp_path / str(i), *bindings) for i, bindings in enumerate((warm, []))]
-    assert [run.settings["AdamW.learning_rate"] for run in found] == ["1e-05", "0.003"]
-    (note,) = [note for note in compare(found, ["reward/mean"]).notes if note.startswith("Config.stages")]
-    assert note.endswith("is compared under the name that the first of them gives it")
-    same = [configured(tmp_path / rate, *warm, f"AdamW.learning_rate={rate}") for rate in ("1e-3", "3e-3")]
+    assert [run.settings[RATE] for run in found] == ["0.003", "0.003"]
+    shown = compare(found, ["reward/mean"])
+    assert [row.variant.label for row in shown.metrics["reward/mean"]] == [
+        "stages=[@Offline(), @Online()]", "stages=[@Online()]"
+    ]  # fmt: skip
+    (note,) = [note for note in shown.notes if note.startswith("Config.stages")]
+    assert note.endswith("a name without a scope is that of the first Online stage, or else of the first")
+    same = [configured(tmp_path / rate, *warm, f"{RATE}={rate}") for rate in ("1e-3", "3e-3")]
     assert not any("Config.stages" in note for note in compare(same, ["reward/mean"]).notes)
+
+
+def test_a_baseline_is_what_the_sweep_calls_it_where_two_stages_have_a_rate(tmp_path):
+    """AdamW.learning_rate of the baseline was that of the warm start, where the sweep calls that warm/AdamW's."""
+    warm = [*TWO_STAGES, "warm/Offline.optimizer=@warm/AdamW()"]
+    rates = [(rl, early) for rl in ("1e-3", "3e-3") for early in ("1e-3", "2e-3")]
+    found = [
+        configured(tmp_path / f"{rl}-{early}", *warm, f"{RATE}={rl}", f"warm/{RATE}={early}") for rl, early in rates
+    ]
+    variants, compared, _ = group(found)
+    assert find_variant(variants, compared, f"{RATE}=3e-3,optimizer/{RATE}=1e-3") is variants[2]
+    with pytest.raises(ValueError, match=rf"warm/{RATE} may be {RATE} or optimizer/{RATE}; write the full name"):
+        find_variant(variants, compared, f"warm/{RATE}=1e-3,{RATE}=3e-3")
+    variants, compared, _ = group(found[:2])  # which differ in the rate of the warm start alone
+    assert find_variant(variants, compared, f"warm/{RATE}=2e-3") is variants[1]
+    with pytest.raises(ValueError, match=r"b1 is the same in all runs; they differ in optimizer/AdamW\.learning_rate"):
+        find_variant(variants, compared, "b1=0.9")
 
 
 def test_another_data_set_is_another_variant(tmp_path):

@@ -180,7 +180,7 @@ def test_members_in_a_bucket_are_printed_and_not_trained(command, tmp_path, monk
         (["AdamW.learning_rat=[1, 2]"], "did you mean learning_rate"),
         ([RATES, "--baseline", "learning_rate=5"], "fits no variant: learning_rate=0.001; "),
         ([RATES, "Online.samples=[4, 8]", "--baseline", "learning_rate=1e-3"], "fits several variants: "),
-        ([RATES, "--baseline", "samples=4"], "runs do not differ in 'samples'"),
+        ([RATES, "--baseline", "samples=4"], "samples is the same in all runs"),
         (["Run.seed=[0, 1]", "--baseline", "seed=0"], "needs a second variant"),
         ([RATES, "--by", "samples"], "samples is the same in all runs"),
         ([RATES, "Online.lag=[0, 1]", "--how", "pairs", "--by", "lag"], "compared on the same tasks"),

@@ -129,8 +129,8 @@ def compare(
         ),
     ]
     if STAGES in (*compared, *tasks):
-        messages.append(f"{STAGES} is not the same in all runs: what several stages have, such as a learning rate, is "
-                        "compared under the name that the first of them gives it")  # fmt: skip
+        messages.append(f"{STAGES} is not the same in all runs: of what several stages have, such as a learning rate, "
+                        "a name without a scope is that of the first Online stage, or else of the first")  # fmt: skip
     for metric, results in rows.items():
         for row in results:
             missing = [run.source for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
@@ -261,16 +261,18 @@ def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
     return ", ".join(f"{names[name]}={settings[name]}" for name in shown if name in settings) or "all runs"
 
 
-def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) -> str:
-    """Returns the setting that a name refers to: itself, or the only field of that name, in any scope.
+def find_name(name: str, differing: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the setting that a name refers to: itself, or the only field of that name, in any scope. Runs do not keep
+    the scopes that their configurations were written with.
 
     Args:
-      differing: settings in which runs differ. names: all settings, for error messages.
+      differing: settings in which runs differ. names: all settings.
 
     Raises: ValueError for a name that matches none or several of `differing`.
     """
     fields = [other.rpartition(".")[2] for other in differing]
-    by_field = [other for other, field in zip(differing, fields) if name in (field, unscoped(other))]
+    wanted = name if name in names else unscoped(name)
+    by_field = [other for other, field in zip(differing, fields) if wanted in (field, unscoped(other))]
     matches = [name] if name in differing else by_field
     if len(matches) == 1:
         return matches[0]
@@ -305,7 +307,9 @@ def find_variant(variants: Sequence[Variant], compared: Sequence[str], baseline:
     runs = [run for variant in variants for run in variant.runs]
     # A full name may be a setting that another represents (differing_settings).
     differs = lambda name: len({run.settings.get(name) for run in runs}) > 1
-    pairs = [(name if differs(name) else find_name(name, compared), value) for name, value in read_baseline(baseline)]
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    find = lambda name: name if differs(name) else find_name(name, compared, names)
+    pairs = [(find(name), value) for name, value in read_baseline(baseline)]
     matches = lambda run: all(same_value(run.settings.get(name) or "", value) for name, value in pairs)
     matching = [variant for variant in variants if all(map(matches, variant.runs))]
     if len(matching) == 1:

@@ -13,7 +13,7 @@ from jrl.config.dump import scoped_names
 from jrl.config.errors import ConfigError
 from jrl.config.sweep import gin_text
 from jrl.config.syntax import Reference, Statement, read_statements
-from jrl.experiment import FREE, ROUNDED, Config
+from jrl.experiment import FREE, ROUNDED, Config, Offline
 
 SEED = "Run.seed"  # runs that differ only in it are one variant
 DATA_FILES = ("Dataset.path", "Jsonl.path")  # settings if the files have other contents; one may have been moved
@@ -32,7 +32,7 @@ def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
 
     A config.gin writes equal parts once. So one run of a sweep may share a part between two fields where another has a
     part for each. With a name per field the runs differ only in what was swept. The first field's part has the plain
-    name.
+    name; those of Offline stages come last, so that a learning rate of RL has one name with and without a stage before.
     """
     sections: dict[str, list[tuple[str, Any]]] = {}
     for statement in statements:
@@ -55,6 +55,8 @@ def by_place(statements: Iterable[Statement]) -> Iterator[tuple[str, Any]]:
     for section, name in waiting:  # breadth first, as config.gin is written
         reached.add(section)
         yield from ((f"{name}.{field}", renamed(value, field)) for field, value in sections.get(section, ()))
+        if section == root:
+            waiting[1:] = sorted(waiting[1:], key=lambda place: place[1].rpartition("/")[2] == Offline.__name__)
     for section in [section for section in sections if section not in reached]:
         yield from ((f"{section}.{field}", value) for field, value in sections[section])
 
