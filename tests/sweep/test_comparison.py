@@ -276,6 +276,8 @@ def test_a_baseline_is_what_the_sweep_calls_it_where_two_stages_have_a_rate(tmp_
     ]
     variants, compared, _ = group(found)
     assert find_variant(variants, compared, f"{RATE}=3e-3,optimizer/{RATE}=1e-3") is variants[2]
+    assert variants[2].label == f"{RATE}=0.003, optimizer/{RATE}=0.001"  # its own label finds a variant
+    assert find_variant(variants, compared, variants[2].label) is variants[2]
     with pytest.raises(ValueError, match=rf"warm/{RATE} may be {RATE} or optimizer/{RATE}; write the full name"):
         find_variant(variants, compared, f"warm/{RATE}=1e-3,{RATE}=3e-3")
     variants, compared, _ = group(found[:2])  # which differ in the rate of the warm start alone

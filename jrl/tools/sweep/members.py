@@ -172,7 +172,7 @@ def member_names(axes: Sequence[Axis], points: Sequence[Point]) -> list[str]:
     A field's section is left out if no other axis has a field of that name. Names that are too long or not unique end
     in a hash of the bindings.
     """
-    names = short_names([axis.name for axis in axes])
+    names = {name: short.replace("/", "-") for name, short in short_names(axis.name for axis in axes).items()}
     plain = [",".join(f"{names[name]}={_slug(value)}" for name, value in map(split_binding, point)) for point in points]
     return [
         f"{name[:LONGEST_NAME]}-{hashlib.sha256(repr(point).encode()).hexdigest()[:8]}"
@@ -183,11 +183,10 @@ def member_names(axes: Sequence[Axis], points: Sequence[Point]) -> list[str]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns {full name: its field}, such as {"Run.seed": "seed"}; the full name with '-' for '/' if two share a
-    field."""
+    """Returns {full name: its field}, such as {"Run.seed": "seed"}; the full name if two share a field."""
     names = list(names)
     fields = [name.rpartition(".")[2] for name in names]
-    return {name: field if fields.count(field) == 1 else name.replace("/", "-") for name, field in zip(names, fields)}
+    return {name: field if fields.count(field) == 1 else name for name, field in zip(names, fields)}
 
 
 def split_binding(binding: str) -> tuple[str, str]:
