@@ -234,8 +234,8 @@ def test_metrics_that_no_member_will_have_are_told_when_the_first_is_finished(tm
     notes = [line for line in stream.getvalue().splitlines() if line.startswith("note")]
     assert read == ["b"]
     assert notes == [
-        "note: b has no metric 'reward/maen'; did you mean reward/mean? (metrics: eval/after_rl, "
-        "reward/mean, step). Another --metric may be given later; what is finished stays"
+        "note: another --metric may be given later, and what is finished stays: b has no metric 'reward/maen'; did you "
+        "mean reward/mean? (metrics: eval/after_rl, reward/mean, step)"
     ]
 
 

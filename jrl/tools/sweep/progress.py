@@ -84,8 +84,9 @@ def open_progress(
             except (OSError, ValueError) as error:  # do not stop the others; the comparison raises it again
                 line(f"note: {error}")
                 return
+            later = "another --metric may be given later, and what is finished stays"
             for name in missing:
-                line(f"note: {member.name} has no {name}. Another --metric may be given later; what is finished stays")
+                line(f"note: {later}: {member.name} has no {name}")
             unchecked.clear()
 
     def tick(running: Sequence[Member]) -> None:
