@@ -155,9 +155,10 @@ def test_a_member_that_another_process_trains_is_waited_for(tmp_path):
         seen.append((found.name, holder["pid"]))
         threading.Timer(0.5, lock.release).start()
 
-    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 3, "seconds": {"total": 1.0}, "eval": {}}))
-    assert train(tmp_path, {"a": "fail"}, progress=silent(elsewhere=release)) == {"a": 0}  # it need not run again
-    assert [name for name, _ in seen] == ["a"]
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 3, "seconds": {"total": 90.0}, "eval": {}}))
+    shown = silent(elsewhere=release, ended=lambda found: seen.append(found.seconds))
+    assert train(tmp_path, {"a": "fail"}, progress=shown) == {"a": 0}  # it need not run again
+    assert [found for found, *_ in seen[:-1]] == ["a"] and seen[-1] == 90.0  # of its training, not of the wait
 
 
 def test_a_member_that_another_process_left_unfinished_is_trained(tmp_path):

@@ -82,25 +82,25 @@ def train_members(
     """
     waiting, ended = deque(members), {}
     running: dict[str, tuple[Member, subprocess.Popen[bytes], float]] = {}
-    elsewhere: dict[str, tuple[Member, float, float]] = {}  # member, start of waiting, last check
+    elsewhere: dict[str, tuple[Member, float]] = {}  # member, last check
     stopping, refused = False, None
     paths.make_dir(folder / LOGS)
 
-    def end(member: Member, code: int, began: float) -> None:
-        ended[member.name] = Ended(member, code, time.monotonic() - began)
+    def end(member: Member, code: int, seconds: float) -> None:
+        ended[member.name] = Ended(member, code, seconds)
         progress.ended(ended[member.name])
 
     try:
         while running or ((waiting or elsewhere) and not stop.is_set()):
             now = time.monotonic()
-            for name, (member, began, checked) in list(elsewhere.items()):
+            for name, (member, checked) in list(elsewhere.items()):
                 if now - checked < RECHECK_SECONDS:
                     continue
-                elsewhere[name] = (member, began, now)
+                elsewhere[name] = (member, now)
                 if holder_of(folder / name) is None:
                     del elsewhere[name]
                     if is_finished(folder, member):
-                        end(member, DONE, began)
+                        end(member, DONE, read_summary(folder / name / "summary.json")["seconds"]["total"])
                     else:
                         waiting.appendleft(member)
             while waiting and len(running) + len(elsewhere) < jobs and not stop.is_set():
@@ -113,7 +113,7 @@ def train_members(
                 member = waiting.popleft()
                 holder = holder_of(folder / member.name)
                 if holder is not None:
-                    elsewhere[member.name] = (member, now, now)
+                    elsewhere[member.name] = (member, now)
                     progress.elsewhere(member, holder)
                     continue
                 running[member.name] = (member, _start([*program, *commands[member.name]], folder, member), now)
@@ -121,7 +121,7 @@ def train_members(
             for name, (member, child, began) in list(running.items()):
                 if child.poll() is not None:
                     del running[name]
-                    end(member, child.returncode, began)
+                    end(member, child.returncode, time.monotonic() - began)
             if stop.is_set() and not stopping:
                 stopping = True
                 for _, child, _ in running.values():
