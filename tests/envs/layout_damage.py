@@ -29,7 +29,8 @@ MAY_BE_EMPTY = {
     ("tldr_comparisons", "extra"),
 }
 # Fields that hold a text or a list of messages: the other of the two is no damage of its own.
-EITHER = {("rlvr", "messages"), ("verl", "prompt"), ("helpsteer3", "context")}
+EITHER = {("rlvr", "messages"), ("verl", "prompt"), ("verl_verbatim", "prompt"), ("helpsteer3", "context")}
+ANY_VALUE = {("verl_verbatim", "reward_model.ground_truth")}  # but a blank text
 
 
 class Case(NamedTuple):
@@ -111,6 +112,8 @@ def field_cases(layout: str) -> Iterator[Case]:
                 if wrong in ("", [], {}, " \n\t") and (layout, path) in MAY_BE_EMPTY:
                     continue
                 if (layout, path) in EITHER and isinstance(wrong, str):
+                    continue
+                if (layout, path) in ANY_VALUE and not isinstance(wrong, str):
                     continue
                 if optional and path == "parent_id" and isinstance(wrong, str):
                     continue
@@ -208,11 +211,13 @@ def _flat(*messages: dict):
 P1 = _message("p1", None, "prompter")
 DEEP_TREE = functools.reduce(lambda inner, i: _message(f"d{i}", None, "prompter", replies=[inner]), range(40), P1)
 A1, A2 = _message("a1", "p1", "assistant", 0), _message("a2", "p1", "assistant", 1)
+VERL = [("ends with an answer", 1, "prompt", ("wrong_turn",), _set("prompt", [ASKED, TOLD]))]
 SEMANTIC: dict[str, list[tuple]] = {
     "messages": TURNS,
     "tulu": TURNS,
     "rlvr": [("ends with an answer", 1, "messages", ("wrong_turn",), _set("messages", [ASKED, TOLD])), TURNS[1]],
-    "verl": [("ends with an answer", 1, "prompt", ("wrong_turn",), _set("prompt", [ASKED, TOLD]))],
+    "verl": VERL,
+    "verl_verbatim": VERL,
     "sharegpt": [
         ("ends with the human", 1, "conversations", ("no_answer",), _set("conversations", [HUMAN])),
         ("two humans", 1, "conversations[1]", ("wrong_turn",), _set("conversations", [HUMAN, HUMAN, GPT])),

@@ -117,9 +117,26 @@ def test_a_list_of_one_ground_truth_is_that_one(truth, answer, tmp_path):
 
 def test_several_ground_truths_are_refused_by_field(tmp_path):
     row = {"prompt": "Name a prime.", "reward_model": {"ground_truth": '["7", "11"]'}}
-    message = r"field 'reward_model\.ground_truth' lists several answers: \[\"7\", \"11\"\]"
+    message = (
+        r"field 'reward_model\.ground_truth' lists several answers: \[\"7\", \"11\"\]\. "
+        "Dataset.layout is 'verl'; these read the row: verl_verbatim"
+    )
     with pytest.raises(ValueError, match=message):
         opened(tmp_path / "rows.jsonl", json.dumps(row).encode(), "verl")
+
+
+@pytest.mark.parametrize("truth, answer", [
+    ('["7"]', '["7"]'),
+    ('["assert f(1) == 1", "assert f(2) == 4"]', '["assert f(1) == 1", "assert f(2) == 4"]'),
+    (' {"inputs": ["1\\n"]}', ' {"inputs": ["1\\n"]}'),
+    ({"target": 24, "numbers": [1, 2]}, '{"target": 24, "numbers": [1, 2]}'),  # as in the files of TinyZero
+    (["é", "\n"], '["é", "\\n"]'),
+    (7, "7"),
+])  # fmt: skip
+def test_a_ground_truth_can_be_read_as_it_is(truth, answer, tmp_path):
+    row = {"prompt": "Name a prime.", "reward_model": {"ground_truth": truth}, "extra_info": {"index": 3}}
+    (one,) = examples(opened(tmp_path / "rows.jsonl", [row], "verl_verbatim"))
+    assert (one.answer, one.info) == (answer, {"extra_info": {"index": 3}})
 
 
 @pytest.mark.parametrize("asked, row_of, could", [
@@ -227,11 +244,10 @@ def test_an_id_of_any_type_is_information(tmp_path, layout):
     ]
 
 
-def test_the_source_and_the_ability_of_a_row_of_verl_are_information(tmp_path):
-    rows = [{**good_rows("verl", i)[0], "data_source": source, "ability": ability, "extra_info": {"index": i}}
-            for i, (source, ability) in enumerate([("math_dapo", "MATH"), (None, "")])]  # fmt: skip
-    found = examples(opened(tmp_path / "r.jsonl", rows, "verl"))
-    assert [one.info for one in found] == [{"data_source": "math_dapo", "ability": "MATH"}, {"ability": ""}]
+def test_what_rewards_of_verl_read_is_information(tmp_path):
+    given = [{"data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "a"}}, {"ability": ""}]
+    rows = [{**good_rows("verl", i)[0], "data_source": None, **one, "unread": 1} for i, one in enumerate(given)]
+    assert [one.info for one in examples(opened(tmp_path / "r.jsonl", rows, "verl"))] == given
 
 
 @pytest.mark.parametrize("layout", ["sharegpt", "sharegpt_preference", "alpaca"])

@@ -13,6 +13,7 @@ LAYOUTS: dict[str, Layout] = {
     "prompt_completion": single.PROMPT_COMPLETION,
     "rlvr": conversations.RLVR,
     "verl": conversations.VERL,
+    "verl_verbatim": conversations.VERL_VERBATIM,
     "unpaired": single.UNPAIRED,
     "preference": pairs.PREFERENCE,
     "implicit_preference": pairs.IMPLICIT_PREFERENCE,

@@ -127,9 +127,22 @@ def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
 
 
 def read_verl(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Returns a prompt with its `reward_model.ground_truth`. `data_source` and `ability` are in its info."""
-    answer = Answer(ground_truth(row["reward_model"]["ground_truth"]))
-    return [Prompted(prompt_of(row["prompt"]), (answer,), present(row, ("data_source", "ability")))]
+    """Returns a prompt with its `reward_model.ground_truth`. `data_source`, `ability` and `extra_info` are in its
+    info."""
+    return _verl(row, ground_truth(row["reward_model"]["ground_truth"]))
+
+
+def read_verl_verbatim(row: Field, rank_by: str | None) -> list[Prompted]:
+    """Returns the same as `read_verl`, with the ground truth as it is in the file: a text unchanged, anything else as
+    JSON."""
+    truth = row["reward_model"]["ground_truth"]
+    is_text = isinstance(truth.value, str)
+    return _verl(row, truth.text() if is_text else json.dumps(truth.value, ensure_ascii=False))
+
+
+def _verl(row: Field, answer: str) -> list[Prompted]:
+    info = present(row, ("data_source", "ability", "extra_info"))
+    return [Prompted(prompt_of(row["prompt"]), (Answer(answer),), info)]
 
 
 def ground_truth(field: Field) -> str:
@@ -204,6 +217,11 @@ RLVR = Layout(
 VERL = Layout(
     read=read_verl, takes=("each",), example=[{"prompt": [_ASKED], "reward_model": {"ground_truth": "7"}}],
     of="prompts with verifiable answers as verl reads them: DAPO-Math-17k, Skywork-OR1",
+)  # fmt: skip
+VERL_VERBATIM = Layout(
+    read=read_verl_verbatim, takes=("each",),
+    example=[{"prompt": [_ASKED], "reward_model": {"ground_truth": '["7", "11"]'}}],
+    of="the same for verifiers of your own: the ground truth as it is, such as a list of tests, or as JSON",
 )  # fmt: skip
 SHAREGPT = Layout(
     read=read_sharegpt,
