@@ -30,6 +30,7 @@ from jrl.run.precompile import compile_run
 from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
+from jrl.run.report.text import counted
 from jrl.run.sampler_devices import mesh_text, publication_of, publication_text
 from jrl.run.stage_steps import can_have_best, ends, evaluated_steps, evaluates_after, saves_after, stage_at, warms_up
 from jrl.tasks.stopping import StopRequested, never
@@ -172,10 +173,11 @@ def shapes(job: Job) -> str:
         packed = stage.shape
         prompts = ""
         if isinstance(stage, OnlineStage):
-            prompts = f"{stage.config.prompts} prompts of {job.config.data.prompt_length}, "
+            prompts = f"{counted(stage.config.prompts, 'prompt')} of {job.config.data.prompt_length}, "
         lines.append(
-            f"{stage.name}: {prompts}{packed.sequences} sequences of {packed.width}, at most {packed.micro_batches} "
-            f"micro-batches of {packed.rows} rows of {packed.row_length} tokens"
+            f"{stage.name}: {prompts}{counted(packed.sequences, 'sequence')} of {packed.width}, at most "
+            f"{counted(packed.micro_batches, 'micro-batch')} of {counted(packed.rows, 'row')} of {packed.row_length} "
+            f"tokens"
             f"{more_than_asked(packed, stage.config.learner)}"
         )
     return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])

@@ -173,7 +173,7 @@ def test_doctor_compares_files_with_the_checkpoint_that_a_resume_uses(train, cop
     flip(newer / "state" / "_CHECKPOINT_METADATA")
     assert cli.main(["doctor", str(copied)]) == 4
     shown = capsys.readouterr().out
-    assert "ok  a resume uses the checkpoint of step 1" in shown and "ok  metrics.jsonl has 1 rows" in shown
+    assert "ok  a resume uses the checkpoint of step 1" in shown and "ok  metrics.jsonl has 1 row" in shown
     assert train(copied, steps=3) == 0
 
 

@@ -327,7 +327,7 @@ def test_doctor_finds_metrics_that_are_not_those_a_checkpoint_was_saved_with(tmp
     file.write_bytes(row)
     digest = hashlib.sha256(row).hexdigest()
     state = lambda **saved: [(line.good, line.text) for line in metrics(tmp_path, *metrics_rows(tmp_path), saved)]
-    sound = [(True, "metrics.jsonl has 1 rows")]
+    sound = [(True, "metrics.jsonl has 1 row")]
     assert state() == state(metrics_offset=len(row)) == state(metrics_offset=len(row), metrics_sha256=digest) == sound
     refused = "A resume is refused: put a good copy back"
     cut = (

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def rollouts(args: argparse.Namespace) -> int:
     start.prepare_jax(args, platform="cpu")  # only tensorstore reads the store, and the run may hold the device
     from jrl.run.bucket_run import readable
+    from jrl.run.report.text import counted
     from jrl.tools import browse_rollouts as browse
 
     run = readable(args.source)
@@ -54,14 +55,14 @@ def rollouts(args: argparse.Namespace) -> int:
     columns = browse.chosen_columns(known, asked, browse.SHOWN if args.out is None else browse.EXPORTED)
     if args.out is not None:
         count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
-        print(f"{count} rows with {', '.join(columns)} are in {args.out}")
+        print(f"{counted(count, 'row')} with {', '.join(columns)} are in {args.out}")
         return DONE
     rows, most, shown = browse.select(folder, conditions, columns, None), 20 if args.most is None else args.most, 0
     for row in itertools.islice(rows, most):
         print(browse.show(row), end="\n\n")
         shown += 1
     has_more = shown == most and next(rows, None) is not None
-    print(f"{shown} rows shown{'; --most N shows more, --out FILE writes all' if has_more else ''}. "
+    print(f"{counted(shown, 'row')} shown{'; --most N shows more, --out FILE writes all' if has_more else ''}. "
           f"Columns: {', '.join(sorted(known))}")  # fmt: skip
     return DONE
 

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def sample(args: argparse.Namespace) -> int:
     start.prepare_jax(args)
     from jrl.run.bucket_run import readable
+    from jrl.run.report.text import counted
     from jrl.run.trained import open_trained
     from jrl.tools import chat
 
@@ -63,7 +64,7 @@ def sample(args: argparse.Namespace) -> int:
         answers = chat.ask(asked, prompts)
         if args.out is not None:
             chat.write_completions(args.out, prompts, answers)
-            print(f"{len(prompts)} prompts answered; completions are in {args.out}")
+            print(f"{counted(len(prompts), 'prompt')} answered; completions are in {args.out}")
         else:
             for prompt, completions in zip(prompts, answers):
                 chat.show(prompt, completions, sys.stdout)

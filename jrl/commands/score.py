@@ -29,6 +29,7 @@ def score(args: argparse.Namespace) -> int:
     start.prepare_jax(args)
     from jrl.models.heads import REWARD
     from jrl.run.bucket_run import readable
+    from jrl.run.report.text import counted
     from jrl.run.trained import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
 
@@ -38,14 +39,14 @@ def score(args: argparse.Namespace) -> int:
         if args.bindings or args.step is not None or args.stage is not None or args.role != "policy":
             raise ValueError(f"{args.source} is a classifier: it takes no bindings, and has no steps, stages or roles")
         count = judge_file(args.source, args.rows, args.out, reading_bar())
-        print(f"{count} rows scored by {args.source}; rewards are in {args.out}")
+        print(f"{counted(count, 'row')} scored by {args.source}; rewards are in {args.out}")
         return DONE
     trained = open_trained(
         args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
     )
     count = score_file(trained, args.rows, args.out)
     what = "rewards" if REWARD in trained.heads else "log-probs"
-    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; {what} are in {args.out}")
+    print(f"{counted(count, 'row')} scored with {weights_of(args.source, trained.step)}; {what} are in {args.out}")
     return DONE
 
 

@@ -14,6 +14,7 @@ from jrl.experiment import Config, Tables, configured_curriculum, stage_names, s
 from jrl.rollout.scoring import Scorer
 from jrl.run.offline import OfflineStage, PretrainingRows, stored_rows
 from jrl.run.online import OnlineStage
+from jrl.run.report.text import counted
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
@@ -57,7 +58,7 @@ def note_counts(config: Config, data: RunData, note: Callable[[str], None]) -> N
     for name, source in {"": data.source, **of_their_own(config, data.stored)}.items():
         if source.counts:
             others = {cause: count for cause, count in source.counts.items() if cause != REPEATED_PROMPT}
-            notes = [f"{len(source)} examples"]
+            notes = [counted(len(source), "example")]
             if repeated := source.counts.get(REPEATED_PROMPT):
                 what = "repeat the prompt of another and are kept"
                 notes.append(

@@ -30,6 +30,7 @@ from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import check_committed, read_metrics
 from jrl.run.report.rollouts import read_every_chunk, snapshot
 from jrl.run.report.summary import read_summary
+from jrl.run.report.text import counted
 from jrl.run.stage_steps import stage_at
 from jrl.run.trained import check_is_model, is_published
 from jrl.tasks.envs.mixture import open_source
@@ -151,7 +152,7 @@ def ending(folder: Path) -> Line:
             summary = read_summary(folder / "summary.json")
         except ValueError as error:
             return Line(False, str(error))
-        return Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
+        return Line(True, f"finished: {counted(summary['steps'], 'step')} in {summary['seconds']['total']:.0f} s")
     if list_condemned(folder / "checkpoints"):
         repeats = f"; `jrl replay` of its {FAULT}/ repeats it" if paths.exists(folder / FAULT) else ""
         return Line(False, "not finished: the same command meets the same fault, unless you change what led there with "
@@ -181,7 +182,7 @@ def stages(folder: Path) -> Iterator[Line]:
         return  # `identity` reports it
     names = stage_names(config.stages)
     if len(names) > 1:
-        cells = [f"{name} ({stage.steps} steps)" for name, stage in zip(names, config.stages)]
+        cells = [f"{name} ({counted(stage.steps, 'step')})" for name, stage in zip(names, config.stages)]
         saved = list_steps(folder / "checkpoints")
         newest = f"; the newest checkpoint is of {names[max(stage_at(config, saved[-1]), 0)]}" if saved else ""
         yield Line(True, f"stages: {', '.join(cells)}{newest}")
@@ -266,7 +267,7 @@ def metrics(
     except ValueError as error:
         yield Line(False, f"{error}. A resume is refused: put a good copy back")
         return
-    yield Line(True, f"metrics.jsonl has {len(rows)} rows")
+    yield Line(True, f"metrics.jsonl has {counted(len(rows), 'row')}")
     skipped = len(list(itertools.takewhile(lambda row: row.get("update/skipped_nonfinite"), reversed(rows))))
     if skipped:
         last = "the last step" if skipped == 1 else f"each of the last {skipped} steps"

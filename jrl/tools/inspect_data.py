@@ -13,7 +13,7 @@ import numpy as np
 from jrl import paths
 from jrl.config.errors import nearest
 from jrl.experiment import Config, row_of, stage_names, stored_rows_of
-from jrl.run.report.text import printable
+from jrl.run.report.text import counted, printable
 from jrl.tasks.data.contamination import EvaluationIndex, described, example_digest
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
 from jrl.tasks.data.sources import SOURCES
@@ -253,7 +253,7 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
     if len(examples) < num_rows:
         yield f"duplicates, with the answer too: {num_rows - len(examples)}"
     for task, count in sorted(tasks.items()) if len(tasks) > 1 else ():
-        yield f"task {printable(task, 80)}: {count} rows, {count / num_rows:.1%}"
+        yield f"task {printable(task, 80)}: {counted(count, 'row')}, {count / num_rows:.1%}"
     for name, values in lengths.items():
         if any(values):
             low, middle, high, top = np.percentile(values, [0, 50, 95, 100])
@@ -271,7 +271,7 @@ def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int
     results = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
     overlaps = [row for row in results if row is not None and row.share > overlap]
     yield (
-        f"{len(overlaps)} of {len(results)} rows hold one of {len(index)} evaluation prompts, "
+        f"{len(overlaps)} of {len(results)} rows hold one of {counted(len(index), 'evaluation prompt')}, "
         f"{sum(row.kind == 'exact' for row in overlaps)} of them exactly, else by {ngram}-grams above {overlap:.0%}"
     )
     for line in described(overlaps, SHOWN_OVERLAPS):

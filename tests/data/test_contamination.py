@@ -202,7 +202,7 @@ def test_the_command_names_the_rows(tmp_path, capsys):
                  "--against", str(tmp_path / "test.jsonl"), "--ngram", "3"]  # fmt: skip
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "1 of 3 rows hold one of 1 evaluation prompts, 0 of them exactly, else by 3-grams above 50%" in out
+    assert "1 of 3 rows hold one of 1 evaluation prompt, 0 of them exactly, else by 3-grams above 50%" in out
     assert "train.jsonl/1 holds 100% of the words of test.jsonl/1" in out
     assert "duplicates, with the answer too: 1" in out
     assert cli.main([*arguments[:3], "--layout", "messages"]) == 2

@@ -9,7 +9,7 @@ from jrl.run.report.messages import (
     saved_message,
     scoring_warning,
 )
-from jrl.run.report.text import percent
+from jrl.run.report.text import counted, percent
 
 
 def test_a_finished_run_says_that_there_is_nothing_to_do():
@@ -19,7 +19,13 @@ def test_a_finished_run_says_that_there_is_nothing_to_do():
     for has_ended in (False, True):
         said = resume_message(60, 30, has_ended=has_ended)
         assert said == "This run already has 60 steps; you asked for 30. Nothing to do."
+    assert resume_message(1, 1, has_ended=True) == "This run already has its step. Nothing to do."
     assert saved_message(5, 30) == "Saved after step 5 of 30. Run the same command to continue."
+
+
+def test_one_thing_is_counted_without_a_plural():
+    assert [counted(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    assert [counted(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
 
 
 def test_a_small_scored_share_is_warned_of_with_the_first_failure():

@@ -104,7 +104,7 @@ def test_the_command_shows_rows_without_obeying_them(run, capsys):
     assert cli.main(["rollouts", str(run), "--where", "step == 2", "--most", "1"]) == 0
     out = capsys.readouterr().out
     assert "step 2" in out and "reward 0.8" in out and "completion: it's 8\n    \\x1b[31m" in out and "\x1b" not in out
-    assert "1 rows shown; --most N shows more" in out and "Columns: completion, example_id" in out
+    assert "1 row shown; --most N shows more" in out and "Columns: completion, example_id" in out
     assert cli.main(["rollouts", str(run), "--columns", "nope"]) == 2
     assert "no column 'nope'" in capsys.readouterr().err
     assert cli.main(["rollouts", str(run.parent)]) == 2
@@ -125,7 +125,7 @@ def test_the_command_shows_which_rewards_are_of_no_score(tmp_path, capsys):
     assert cli.main(["rollouts", str(tmp_path), "--most", "2"]) == 0
     assert "2 rows shown. Columns" in capsys.readouterr().out  # there are no more
     assert cli.main(["rollouts", str(tmp_path), "--where", "reward < 0.5 and valid == true"]) == 0
-    assert "1 rows shown" in capsys.readouterr().out
+    assert "1 row shown" in capsys.readouterr().out
 
 
 def test_codes_are_shown_with_their_names_which_the_help_lists(run, capsys):

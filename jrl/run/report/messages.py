@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jrl.run.report.text import duration, percent, printable
+from jrl.run.report.text import counted, duration, percent, printable
 
 SCORED_ENOUGH = 0.9  # share of completions scored, below which a run warns
 _DETAIL_WIDTH = 300
@@ -23,8 +23,8 @@ def resume_message(done: int, total: int, *, has_ended: bool) -> str:
     if done < total or (done == total and not has_ended):
         return f"Resumed after step {done} of {total}."
     if done == total:
-        return f"This run already has all {total} steps. Nothing to do."
-    return f"This run already has {done} steps; you asked for {total}. Nothing to do."
+        return f"This run already has {'its step' if total == 1 else f'all {total} steps'}. Nothing to do."
+    return f"This run already has {counted(done, 'step')}; you asked for {total}. Nothing to do."
 
 
 def condemned_message(steps: Sequence[int]) -> str:
@@ -248,7 +248,9 @@ def closing_message(
       skipped: how many of the last steps skipped an update.
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
-    ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
+    ended = (
+        f"Done: {counted(steps, 'step')} in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
+    )
     argument = shlex.quote(os.fspath(run))
     if steps == 0:
         return ended

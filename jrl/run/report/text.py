@@ -59,6 +59,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in placed]
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns '1 row' or '2 rows'; '2 batches' for 'batch'."""
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{plural}"
+
+
 def percent(share: float) -> str:
     """Returns '12 %' for 0.12, rounded down, so that only 1 is '100 %'; '<1 %' for less than 0.01 that is not 0."""
     return "<1 %" if 0 < share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"

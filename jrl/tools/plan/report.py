@@ -5,7 +5,7 @@ from __future__ import annotations
 from jrl.device.chips import GIB
 from jrl.experiment import Online
 from jrl.learning.layout import more_than_asked
-from jrl.run.report.text import aligned
+from jrl.run.report.text import aligned, counted
 from jrl.run.sampler_devices import mesh_text, publication_text
 from jrl.tools.plan import budget, cheaper, estimate
 from jrl.tools.plan.budget import Memory
@@ -38,15 +38,16 @@ def head(plan: Plan) -> str:
 def shapes(case: Case) -> str:
     """Returns the shapes of a stage on one line, with its name if the run has several."""
     s, name = case.shape, f"{case.name}: " if len(case.config.stages) > 1 else ""
-    batch = f"{case.prompts} stored sequences of at most {case.width} tokens"
+    batch = f"{counted(case.prompts, 'stored sequence')} of at most {case.width} tokens"
     if isinstance(case.stage, Online):
         batch = (
-            f"{case.prompts} prompts x {case.samples} samples of at most {case.width} tokens, "
-            f"{case.slots} slots a batch shard"
+            f"{counted(case.prompts, 'prompt')} x {counted(case.samples, 'sample')} of at most {case.width} tokens, "
+            f"{counted(case.slots, 'slot')} a batch shard"
         )
     shares = "" if case.shares == 1 else f", each on {case.shares} devices"
     more = more_than_asked(s, case.stage.learner)
-    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}{shares}{more}"
+    batches = f"{counted(case.micro_batches, 'micro-batch')} of {counted(s.rows, 'row')} of {s.row_length}"
+    return f"{name}{batch}; {batches}{shares}{more}"
 
 
 def memory(plan: Plan) -> str:
