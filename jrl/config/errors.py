@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 COMMAND_LINE = "command line"
+MOST_LISTED = 12  # names in a message
 
 
 class ConfigError(Exception):
@@ -28,7 +29,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return option if similarity >= 0.6 else None
 
 
-def suggestion(name: str, valid: Iterable[str], *, kind: str, max_listed: int = 12) -> str:
+def suggestion(name: str, valid: Iterable[str], *, kind: str, max_listed: int = MOST_LISTED) -> str:
     """Returns the tail of an error message: "; did you mean X? (kind: X, Y, Z)", with the list only if it is short."""
     options = sorted(set(valid))
     guess = nearest(name, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrl.config.errors import ConfigError, nearest, suggestion
+from jrl.config.errors import MOST_LISTED, ConfigError, nearest, suggestion
 from jrl.config.schema import Schema, classes_in, fields_of
 from jrl.config.syntax import Macro, Reference, Statement, walk
 
@@ -59,7 +59,7 @@ def _check_target(statement: Statement, schema: Schema) -> None:
     fields = fields_of(schema.sections[section])
     if field not in fields:
         hint = suggestion(field, fields, kind=f"fields of {section}")
-        elsewhere = [f"{name}.{field}" for name, cls in schema.sections.items() if field in fields_of(cls)]
-        if elsewhere and nearest(field, fields) is None:
-            hint = f"; did you mean {elsewhere[0]}?"
+        elsewhere = [name for name, cls in schema.sections.items() if field in fields_of(cls)]
+        if nearest(field, fields) is None and 0 < len(elsewhere) <= MOST_LISTED:
+            hint += f"; sections that have it: {', '.join(elsewhere)}"
         raise ConfigError(location, f"{section} has no field {field!r}{hint}")
