@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data file: .jsonl, .jsonl.gz, .parquet or .array_record; or several, by a quoted pattern such as "
         "'train-*.parquet' (default: the task of --config)",
     )
-    options.add_bindings(parser, "--config")
+    options.add_bindings(parser, "--config", "; without it, fields of Jsonl, or of Dataset with --layout")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
                         help="sets the tokenizer, columns and lengths: a .gin file, or a name from "
                              "`jrl list configs` (default: bytes)")  # fmt: skip
@@ -63,11 +63,11 @@ def data(args: argparse.Namespace) -> int:
         file, bindings = None, [file, *bindings]
     if file is not None and (more := [name for name in bindings if os.path.exists(name)]):
         raise ValueError(f"{file} and {more[0]}: name one file, or quote a pattern for several: 'train-*.parquet'")
-    if bindings and args.config is None:
+    if bindings and args.config is None and file is None:
         raise ValueError(f"{bindings[0]}: a binding overrides --config, and none is given")
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
-    read = inspect_data.Read(args.layout, args.take, args.stage)
+    read = inspect_data.Read(args.layout, args.take, args.stage, bindings=bindings if config is None else ())
     with counted_rows() as counted:
         opened = inspect_data.open_file(file, config, tables, args.source, read, counted)
         layout = inspect_data.Read(args.against_layout, option="--against-layout")

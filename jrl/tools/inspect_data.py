@@ -12,6 +12,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.config.errors import nearest
+from jrl.config.load import load
 from jrl.experiment import Config, row_of, stage_names, stored_rows_of
 from jrl.run.report.text import counted, printable
 from jrl.tasks.data.contamination import EvaluationIndex, described, example_digest
@@ -61,16 +62,39 @@ class Read(NamedTuple):
     take: str | None = None  # what the layout makes an example of; None: as configured, else its first choice
     stage: str | None = None  # the stage whose task is read; None: Config.task
     option: str = "--layout"  # that names the layout
+    bindings: Sequence[str] = ()  # without a configuration: of the fields of Jsonl, or of Dataset with a layout
 
 
 BY_COLUMNS = Read()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _File:
+    """The root of `Read.bindings`."""
+
+    task: Any = dataclasses.field(metadata={"table": "envs"})
+
+
+def bound_task(read: Read) -> Dataset | Jsonl:
+    """Returns the settings that `read.bindings` give for a file that is read without a configuration, whose path is
+    not among them. Raises: ConfigError for what is no binding of the section; ValueError for one of another."""
+    section = "Jsonl" if read.layout is None else "Dataset"
+    if others := [binding for binding in read.bindings if not binding.startswith(f"{section}.")]:
+        raise ValueError(f"{others[0]}: without --config, only fields of {section} can be bound")
+    bindings = [f"_File.task = @{section}()", f"{section}.path = ''", *read.bindings]
+    if read.layout is not None:
+        bindings.append(f"Dataset.layout = {read.layout!r}")
+    elif not any(binding.startswith("Jsonl.needs_answer") for binding in read.bindings):
+        bindings.append("Jsonl.needs_answer = False")
+    return load(None, bindings, _File, {"envs": {row.config.__name__: row.config for row in ENVS.values()}}).task
 
 
 def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
     """Returns the task that reads a file.
 
     Args:
-      task: a configuration's task. Its other settings apply if it is a Dataset or, without a layout, a Jsonl.
+      task: a configuration's task, or `bound_task`. Its other settings apply if it is a Dataset or, without a layout, a
+        Jsonl.
 
     Raises: ValueError if there is no such file.
     """
@@ -132,7 +156,8 @@ def open_file(
         raise ValueError(f"--stage {read.stage} shows the task of a stage of --config, and {path} is to be shown; "
                          "leave one of them out")  # fmt: skip
     if config is None:
-        source = open_named(file_config(path, read), ENVS, stop, read.option)
+        task = bound_task(read) if read.bindings else None
+        source = open_named(file_config(path, read, task), ENVS, stop, read.option)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:

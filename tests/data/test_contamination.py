@@ -209,6 +209,6 @@ def test_the_command_names_the_rows(tmp_path, capsys):
     assert "train.jsonl, line 1: field 'messages' is missing" in (text := capsys.readouterr().err)
     assert "these read the row: preference" in text
     assert cli.main(["data", "inspect"]) == 2 and "name a FILE" in capsys.readouterr().err
-    assert cli.main([*arguments[:3], "Jsonl.on_bad_row='drop'"]) == 2
+    assert cli.main(["data", "inspect", "Jsonl.on_bad_row='drop'"]) == 2
     assert "Jsonl.on_bad_row='drop': a binding overrides --config, and none is given" in capsys.readouterr().err
     assert cli.main([*arguments[:3], "--take", "each"]) == 2 and "name one" in capsys.readouterr().err

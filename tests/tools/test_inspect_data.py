@@ -127,3 +127,32 @@ def test_a_refused_file_without_a_layout_names_those_that_read_it(tmp_path, caps
     path.write_text("nothing\n")
     code, _, err = output(capsys, path)
     assert code == 2 and "--layout" not in err
+
+
+def test_what_a_refusal_advises_can_be_bound_without_a_configuration(file, capsys):
+    gsm8k = [{"question": "1+1?", "answer": "1+1=2\n#### 2"}, {"question": "2+2?", "answer": "It is 4."}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in gsm8k))
+    code, _, err = output(capsys, file)
+    assert code == 2 and "Jsonl.columns = {'prompt': NAME} says which column it is" in err
+    as_gsm8k = [file, "Jsonl.columns={'prompt': 'question'}", "Jsonl.answer_in='hash'", "--as", "Demonstrations"]
+    code, out, _ = output(capsys, *as_gsm8k)
+    assert code == 0 and out[0] == "rows.jsonl/1" and "|?|" in out[2] and "[2][" in out[2]
+    assert "rows.jsonl/2: left out, no_answer" in out
+    code, _, err = output(capsys, *as_gsm8k, "Jsonl.needs_answer=True")
+    assert code == 2 and "line 2: the row has no answer" in err
+
+    pairs = [{"prompt": "1", "chosen": "2", "rejected": rejected} for rejected in ("3", "2")]
+    file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    as_pairs = [file, "--layout", "preference"]
+    code, _, err = output(capsys, *as_pairs)
+    assert code == 2 and "Dataset.on_bad_row = 'drop' drops" in err
+    code, out, _ = output(capsys, *as_pairs, "Dataset.on_bad_row='drop'", "Dataset.max_dropped=0.5")
+    assert code == 0 and "noticed in the file, equal_sides: 1" in out
+    for wrong, message in (
+        ("Jsonl.on_bad_row='drop'", "without --config, only fields of Dataset can be bound"),
+        ("Data.prompt_length=8", "without --config, only fields of Dataset can be bound"),
+        ("Dataset.on_bad_rows='drop'", "Dataset has no field 'on_bad_rows'; did you mean on_bad_row?"),
+        ("Dataset.layout='messages'", "Dataset.layout is bound twice"),
+    ):
+        code, _, err = output(capsys, *as_pairs, wrong)
+        assert code == 2 and message in err
