@@ -365,7 +365,7 @@ Each layout becomes prompts with answers, and `Dataset.take` says what examples 
 | `best_and_random` | the same with any of the answers that are worse, as Zephyr's pairs (P27) | `Preferences` |
 | `all_pairs` | the same of every two answers of which one is better | `Preferences` |
 | `best` | the best answer | `Demonstrations` |
-| `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
+| `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled`, `Rated` |
 | `last_turn` | the last answer of a conversation | `Demonstrations` |
 | `every_turn` | every answer of it, after what was said before | `Demonstrations` |
 
@@ -386,6 +386,33 @@ larger data set is read faster with small row groups (pyarrow's `row_group_size`
 
 `jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
 prints the table below.
+
+## A prompt and an answer in columns
+
+`Jsonl` reads them from columns of any name, and puts the other columns into `info`, for a verifier of your own:
+
+| data set | `Jsonl.columns` | `Jsonl.answer_in` |
+| --- | --- | --- |
+| GSM8K | `{'prompt': 'question'}` | `'hash'` |
+| MATH | `{'prompt': 'problem', 'answer': 'solution'}` | `'boxed'` |
+| NuminaMath-CoT | `{'prompt': 'problem', 'answer': 'solution', 'messages': 'unused'}` | `'boxed'` |
+| NuminaMath-1.5, Big-Math | `{'prompt': 'problem'}` | |
+| OpenR1-Math | `{'prompt': 'problem', 'messages': 'unused'}` | |
+| DeepMath-103K | `{'prompt': 'question', 'answer': 'final_answer'}` | |
+| APPS | `{'prompt': 'question', 'answer': 'input_output'}`: the tests, as a text of JSON | |
+
+A row without an answer, such as a proof, is bad: `Jsonl.on_bad_row = 'drop'`, and `Jsonl.max_dropped` if they are many.
+`jrl data inspect FILE "Jsonl.columns={'prompt': 'question'}" "Jsonl.answer_in='hash'" --as Demonstrations` shows the
+answers.
+
+Step labels have no layout. Write such rows for `StepLabels`, and set `Jsonl.needs_answer = False`:
+
+```json
+{"prompt": "2+2+3=?", "steps": ["2+2=4", "4+3=8"], "labels": [1, 0]}
+```
+
+In Math-Shepherd's `label`, every step ends with + or -; PRM800K rates the completions of a step 1, 0 or -1, of which
+its authors count 1 and 0 as right.
 
 ## Mixtures, duplicates, contamination
 

@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -107,10 +108,34 @@ def test_a_file_that_is_an_array_is_told_what_to_write(tmp_path, text):
 
 def test_a_row_with_a_prompt_and_messages_may_have_one_of_them_left_out(tmp_path):
     path = write(tmp_path / "rows.jsonl", BAD["two_prompts"])
-    with pytest.raises(ValueError, match=r"leave 'prompt' or 'messages' out. Jsonl.columns = {'prompt': 'unused'} r"):
+    with pytest.raises(
+        ValueError, match=r"leave 'prompt' or 'messages' out. 'prompt': 'unused' in Jsonl.columns reads"
+    ):
         open_jsonl(Jsonl(path=path))
     assert open_jsonl(Jsonl(path=path, columns={"prompt": "unused"}))[0].messages[0].content == "b"
     assert open_jsonl(Jsonl(path=path, columns={"messages": "unused"}))[0].messages[0].content == "a"
+
+
+ASKED = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+BOXED = r"It is $\boxed{2}$."
+
+
+@pytest.mark.parametrize(("columns", "answer_in", "row"), [
+    ({"prompt": "question"}, "hash", {"question": "1+1?", "answer": "1+1=2\n#### 2"}),
+    ({"prompt": "problem", "answer": "solution"}, "boxed", {"problem": "1+1?", "level": "Level 1", "solution": BOXED}),
+    ({"prompt": "problem", "answer": "solution", "messages": "unused"}, "boxed",
+     {"source": "aops", "problem": "1+1?", "solution": BOXED, "messages": ASKED}),
+    ({"prompt": "problem"}, "whole", {"problem": "1+1?", "solution": BOXED, "answer": "2"}),
+    ({"prompt": "problem", "messages": "unused"}, "whole",
+     {"problem": "1+1?", "answer": "2", "generations": [BOXED], "messages": ASKED}),
+    ({"prompt": "question", "answer": "final_answer"}, "whole", {"question": "1+1?", "final_answer": "2"}),
+], ids=["GSM8K", "MATH", "NuminaMath-CoT", "NuminaMath-1.5", "OpenR1-Math", "DeepMath"])  # fmt: skip
+def test_published_data_sets_are_read_by_the_columns_that_the_page_names(tmp_path, columns, answer_in, row):
+    path = write(tmp_path / "rows.jsonl", [json.dumps(row).encode()])
+    one = open_jsonl(Jsonl(path=path, columns=columns, answer_in=answer_in))[0]
+    assert (one.messages, one.answer) == ((Message("user", "1+1?"),), "2")
+    page = Path(__file__).parents[2].joinpath("docs/data-layouts.md").read_text()
+    assert f"`{columns}` | {f'`{answer_in!r}`' if answer_in != 'whole' else ''}" in page
 
 
 def test_messages_may_be_in_the_column_named_prompt(tmp_path):

@@ -105,15 +105,15 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
 
     if row.get(column["messages"]) is not None:
         if column["prompt"] != column["messages"] and row.get(column["prompt"]) is not None:
-            raise BadRow("two_prompts", f"leave {column['prompt']!r} or {column['messages']!r} out. Jsonl.columns = "
-                         "{'prompt': 'unused'} reads the messages and {'messages': 'unused'} the prompt, if there is "
-                         "no such column")  # fmt: skip
+            raise BadRow("two_prompts", f"leave {column['prompt']!r} or {column['messages']!r} out. 'prompt': 'unused' "
+                         "in Jsonl.columns reads the messages and 'messages': 'unused' the prompt, if there is no such "
+                         "column")  # fmt: skip
         messages = messages_of(row[column["messages"]], column["messages"])
         if messages[-1].role == "assistant":
             raise BadRow(
                 "answered_prompt",
-                f"{column['messages']!r}. Jsonl.columns = {{'messages': 'unused', 'prompt': NAME}} reads another "
-                "column, and Dataset.layout = 'messages' the whole row",
+                f"{column['messages']!r}. 'messages': 'unused' and 'prompt': NAME in Jsonl.columns read another "
+                "column, and a Dataset.layout such as 'messages' reads the answers, too",
             )
     elif row.get(column["prompt"]) is not None:
         prompt = row[column["prompt"]]
