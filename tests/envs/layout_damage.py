@@ -184,14 +184,20 @@ def _same(*names: str):
 
 
 ASKED, TOLD = {"role": "user", "content": "Name a prime."}, {"role": "assistant", "content": "7"}
-TURNS = [
-    ("ends with the user", 1, "messages", ("no_answer",), _set("messages", [ASKED])),
-    ("two users", 1, "messages[1]", ("wrong_turn",), _set("messages", [ASKED, ASKED, TOLD])),
-    ("begins with an answer", 1, "messages[0]", ("wrong_turn",), _set("messages", [TOLD, ASKED, TOLD])),
-    ("late system", 1, "messages[2]", ("wrong_turn",),
-     _set("messages", [ASKED, TOLD, {"role": "system", "content": "x"}, TOLD])),
-    ("a strange role", 1, "messages[0].role", ("unknown_role",), _set("messages[0].role", "robot")),
-]  # fmt: skip
+
+
+def turns(column: str) -> list[tuple]:
+    return [
+        ("ends with the user", 1, column, ("no_answer",), _set(column, [ASKED])),
+        ("two users", 1, f"{column}[1]", ("wrong_turn",), _set(column, [ASKED, ASKED, TOLD])),
+        ("begins with an answer", 1, f"{column}[0]", ("wrong_turn",), _set(column, [TOLD, ASKED, TOLD])),
+        ("late system", 1, f"{column}[2]", ("wrong_turn",),
+         _set(column, [ASKED, TOLD, {"role": "system", "content": "x"}, TOLD])),
+        ("a strange role", 1, f"{column}[0].role", ("unknown_role",), _set(f"{column}[0].role", "robot")),
+    ]  # fmt: skip
+
+
+TURNS = turns("messages")
 HUMAN, GPT = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}
 
 
@@ -214,6 +220,7 @@ A1, A2 = _message("a1", "p1", "assistant", 0), _message("a2", "p1", "assistant",
 VERL = [("ends with an answer", 1, "prompt", ("wrong_turn",), _set("prompt", [ASKED, TOLD]))]
 SEMANTIC: dict[str, list[tuple]] = {
     "messages": TURNS,
+    "conversation": turns("conversation"),
     "tulu": TURNS,
     "rlvr": [("ends with an answer", 1, "messages", ("wrong_turn",), _set("messages", [ASKED, TOLD])), TURNS[1]],
     "verl": VERL,

@@ -11,6 +11,7 @@ import random
 import pytest
 
 from jrl.tasks.envs.columns import BadRow
+from jrl.tasks.envs.dataset import Dataset, open_dataset
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
 from jrl.tasks.envs.parquet import _most_bytes
 from jrl.tasks.stopping import StopRequested
@@ -160,6 +161,40 @@ def test_columns_that_json_does_not_have_are_left_out_and_counted(tmp_path):
     source = open_jsonl(Jsonl(path=write(tmp_path / "a.parquet", [row])))
     assert source.counts == {"unread_column": 2}
     assert source[0].info == {"deep": [{"k": [1]}]}
+
+
+def test_what_json_has_of_a_nested_column_is_read(tmp_path):
+    """As in WildChat, whose answers have a time each."""
+    now = datetime.datetime(2023, 4, 9, tzinfo=datetime.UTC)
+    messages = [
+        {"role": "user", "content": "Hi", "timestamp": None, "header": {"agent": "m", "hash": b"1"}},
+        {"role": "assistant", "content": "Hello", "timestamp": now, "header": None},
+    ]
+    rows = [{"conversation": messages, "model": "m", "timestamp": now, "only": [{"at": now}]}]
+    rows += [{"conversation": [], "model": "m"}, {"conversation": None, "model": "m"}]
+    path = write(tmp_path / "a.parquet", rows)
+    source = open_dataset(Dataset(path=path, layout="conversation", on_bad_row="drop", max_dropped=0.7))
+    assert [message.content for message in source[0].messages] == ["Hi"]
+    assert (source[0].answer, source[0].info) == ("Hello", {"model": "m"})
+    assert source.counts == {"empty": 1, "missing_field": 1, "unread_column": 2, "unread_field": 1}
+    (first, second, third) = (row() for _, _, row in source.reader.each())
+    assert first["conversation"][0] == {"role": "user", "content": "Hi", "header": {"agent": "m"}}
+    assert first["conversation"][1] == {"role": "assistant", "content": "Hello", "header": None}
+    assert (second, third) == ({"conversation": [], "model": "m"}, {"conversation": None, "model": "m"})
+
+
+def test_leaves_are_counted_through_maps_and_extensions(tmp_path):
+    pair = arrow.struct([("x", arrow.int64()), ("y", arrow.int64())])
+    types = {"prompt": arrow.string(), "m": arrow.map_(arrow.string(), pair),
+             "u": arrow.fixed_shape_tensor(arrow.int32(), [2]),
+             "s": arrow.struct([("m", arrow.map_(arrow.string(), pair)), ("kept", arrow.string())]),
+             "answer": arrow.string()}  # fmt: skip
+    row = {"prompt": "a", "answer": "1", "s": {"m": None, "kept": "k"}, "m": None, "u": None}
+    table = arrow.Table.from_pylist([row], schema=arrow.schema(list(types.items())))
+    parquet.write_table(table, tmp_path / "a.parquet")
+    source = open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
+    assert (source[0].answer, source[0].info) == ("1", {"s": {"kept": "k"}})
+    assert source.counts == {"unread_column": 2, "unread_field": 1}
 
 
 def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):

@@ -4,7 +4,8 @@ One row group is decoded at a time. Those read last stay decoded, up to KEPT_BYT
 data set is bounded by that, the largest group, BATCH rows, and the footers of its files; in a larger one, most rows in
 random order decode their group.
 Columns with types that JSON does not have (bytes, times, decimals, maps, structs with a name twice) are skipped and
-counted as unread_column.
+counted as unread_column. Of a column that has such a type inside, such as a list of messages with a time each, the rest
+is read; it is counted as unread_field.
 """
 
 from __future__ import annotations
@@ -90,8 +91,7 @@ class ParquetRows:
             )
         if duplicates := sorted({name for name in schema.names if schema.names.count(name) > 1}):
             raise ValueError(f"{config.path} has two columns named {duplicates[0]!r}")
-        self._columns = [field.name for field in schema if _in_json(field.type, arrow)]
-        self._unread = len(schema.names) - len(self._columns)
+        self._columns, self._unread = _readable(schema, metadata.schema, arrow)
 
     def each(self) -> Iterator[tuple[int, int, Callable[[], dict[str, Any]]]]:
         for group in range(len(self._starts) - 1):
@@ -119,7 +119,7 @@ class ParquetRows:
         return self._digest.hexdigest()
 
     def counts(self) -> dict[str, int]:
-        return {"unread_column": self._unread} if self._unread else {}
+        return self._unread
 
     def _group(self, group: int) -> Any:
         read = lambda: self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
@@ -175,17 +175,43 @@ def _python(table: Any) -> list[dict[str, Any] | BadRow]:
         return [row for i in range(table.num_rows) for row in _python(table.slice(i, 1))]
 
 
-def _in_json(type_: Any, arrow: Any) -> bool:
-    """Returns whether the values of an Arrow type convert to JSON types in Python."""
+def _readable(schema: Any, leaves: Any, arrow: Any) -> tuple[list[str], dict[str, int]]:
+    """Returns what to read of a file: the names of columns whose values convert to JSON types in Python, and of other
+    columns the paths of those leaves that do; and the counts of what is left out, by cause.
+
+    Args:
+      schema: the Arrow schema.
+      leaves: the Parquet schema, which has a column for each leaf, in the same order.
+    """
+    names: list[str] = []
+    counts = {"unread_column": 0, "unread_field": 0}
+    first = 0
+    for field in schema:
+        converts = _leaves_in_json(field.type, arrow)
+        if all(converts):
+            names.append(field.name)
+        else:
+            names += [leaves.column(first + i).path for i, one in enumerate(converts) if one]
+            counts["unread_field" if any(converts) else "unread_column"] += 1
+        first += len(converts)
+    return names, {cause: count for cause, count in counts.items() if count}
+
+
+def _leaves_in_json(type_: Any, arrow: Any) -> list[bool]:
+    """Returns of every leaf of an Arrow type whether its values convert to JSON types in Python."""
     types = arrow.types
+    if isinstance(type_, arrow.BaseExtensionType):
+        return [False] * len(_leaves_in_json(type_.storage_type, arrow))
+    if types.is_map(type_):
+        return [False] * len([*_leaves_in_json(type_.key_type, arrow), *_leaves_in_json(type_.item_type, arrow)])
     lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view,
              types.is_large_list_view)  # fmt: skip
     if types.is_dictionary(type_) or any(is_kind(type_) for is_kind in lists):
-        return _in_json(type_.value_type, arrow)
+        return _leaves_in_json(type_.value_type, arrow)
     if types.is_struct(type_):
         fields = [type_.field(i) for i in range(type_.num_fields)]
         is_object = len({field.name for field in fields}) == len(fields)
-        return is_object and all(_in_json(field.type, arrow) for field in fields)
+        return [is_object and one for field in fields for one in _leaves_in_json(field.type, arrow)]
     plain = (types.is_string, types.is_large_string, types.is_string_view, types.is_boolean, types.is_integer,
              types.is_floating, types.is_null)  # fmt: skip
-    return any(is_kind(type_) for is_kind in plain)
+    return [any(is_kind(type_) for is_kind in plain)]

@@ -7,6 +7,7 @@ from jrl.tasks.envs.layouts.contract import Layout
 
 LAYOUTS: dict[str, Layout] = {
     "messages": conversations.MESSAGES,
+    "conversation": conversations.CONVERSATION,
     "tulu": conversations.TULU,
     "sharegpt": conversations.SHAREGPT,
     "alpaca": single.ALPACA,

@@ -116,6 +116,11 @@ def read_messages(row: Field, rank_by: str | None) -> list[Prompted]:
     return turns(messages(row["messages"]), row["messages"], present(row, ("id", "source")))
 
 
+def read_conversation(row: Field, rank_by: str | None) -> list[Prompted]:
+    conversation = row["conversation"]
+    return turns(messages(conversation), conversation, present(row, ("model", "language")))
+
+
 def read_tulu(row: Field, rank_by: str | None) -> list[Prompted]:
     info = {name: row[name].text() for name in ("id", "source")}
     return turns(messages(row["messages"]), row["messages"], info)
@@ -205,6 +210,10 @@ _TOLD = {"role": "assistant", "content": "7"}
 MESSAGES = Layout(
     read=read_messages, takes=TURN_TAKES, example=[{"messages": [_ASKED, _TOLD]}],
     of="any list of messages: No Robots, UltraChat 200k, SmolTalk",
+)  # fmt: skip
+CONVERSATION = Layout(
+    read=read_conversation, takes=TURN_TAKES, example=[{"conversation": [_ASKED, _TOLD]}],
+    of="LMSYS-Chat-1M, WildChat",
 )  # fmt: skip
 TULU = Layout(
     read=read_tulu, takes=TURN_TAKES, example=[{"id": "a1", "messages": [_ASKED, _TOLD], "source": "flan_v2"}],
