@@ -20,7 +20,8 @@ from jrl.exit_codes import DONE
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model; "
                         "several are shown in one table")  # fmt: skip
-    options.add_bindings(parser, "the run's configuration, or --config")
+    of_pairs = "; with --pairs, fields of Jsonl, or of Dataset with --layout, say how that file is read"
+    options.add_bindings(parser, "the run's configuration, or --config", of_pairs)
     parser.add_argument("--config", metavar="CONFIG", type=Path,
                         help="the task and the verifiers for published models: a .gin file, or a name from "
                              "`jrl list configs`")  # fmt: skip
@@ -63,6 +64,9 @@ def evaluate(args: argparse.Namespace) -> int:
         raise ValueError("--steps names the steps already; leave --step out")
     if args.reference_step is not None and args.reference is None:
         raise ValueError("--reference-step is a saved step of --reference, which is not given")
+    section = "Jsonl." if args.layout is None else "Dataset."
+    of_file = [binding for binding in bindings if args.pairs is not None and binding.startswith(section)]
+    bindings = [binding for binding in bindings if binding not in of_file]
     only = args.source if len(addresses) == 1 else None
     open_options = evaluate_sources.OpenOptions(bindings, args.config, only, reading_bar())
     sources = evaluate_sources.sources_of(addresses, args.steps or [args.step], open_options, args.stage, args.role)
@@ -71,7 +75,7 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.reference is not None:
         open_reference = lambda: open_model(args.reference, step=args.reference_step)
     if args.pairs is not None:
-        return evaluate_pairs(args, sources, open_reference, bindings)
+        return evaluate_pairs(args, sources, open_reference, bindings, of_file)
     evaluate_sources.check_evaluation_given(addresses, open_options)
     reference = None if open_reference is None else open_reference()
     proxy = None if args.proxy is None else open_model(args.proxy, role=args.proxy_role)
@@ -96,16 +100,25 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def evaluate_pairs(
-    args: argparse.Namespace, sources: Sequence[Any], open_reference: Callable[[], Any] | None, bindings: Sequence[str]
+    args: argparse.Namespace,
+    sources: Sequence[Any],
+    open_reference: Callable[[], Any] | None,
+    bindings: Sequence[str],
+    of_file: Sequence[str],
 ) -> int:
-    """`jrl eval --pairs`: measures rewards on pairs of answers."""
+    """`jrl eval --pairs`: measures rewards on pairs of answers.
+
+    Args:
+      bindings: those of the sources' configurations.
+      of_file: those that say how the file of pairs is read.
+    """
     from jrl.tools import reward_quality
     from jrl.tools.evaluate_sources import write_results
 
     if args.proxy is not None or args.diversity:
         raise ValueError("--pairs measures a reward on answers that are given; leave --proxy and --diversity out")
     with counted_rows() as counted:
-        compared = reward_quality.read_pairs(args.pairs, args.layout, counted)
+        compared = reward_quality.read_pairs(args.pairs, args.layout, of_file, counted)
     chosen = bool(bindings or args.steps or args.step is not None or args.stage is not None or args.role != "policy")
     results = reward_quality.measure_sources(sources, compared, open_reference, reading_bar(), chosen=chosen)
     print(reward_quality.table(results))

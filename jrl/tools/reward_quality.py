@@ -17,7 +17,7 @@ from jrl.run.bucket_run import readable
 from jrl.run.report.text import aligned
 from jrl.run.trained import Trained
 from jrl.tasks.data.stored import completion_of
-from jrl.tasks.envs import ENVS
+from jrl.tasks.envs.contract import REPEATED_PROMPT
 from jrl.tasks.example import Example, Message
 from jrl.tasks.stopping import Stop, never
 from jrl.tools import inspect_data
@@ -26,6 +26,7 @@ from jrl.tools.evaluation import percent_cell
 from jrl.tools.measures import check_same_tokenizer
 from jrl.tools.score import is_classifier, judge_conversations, score, score_rewards
 
+NOT_LEFT_OUT = (REPEATED_PROMPT, "unread_column", "unread_field")  # what a source counts besides rows without a pair
 CONTRAST = "contrast"  # the column whose value two rows with similar prompts share
 COLUMNS = {
     "pairs": "pair accuracy", "best_of_many": "best of many", "instructions": "instructions", "responses": "responses"
@@ -149,12 +150,18 @@ def measure_classifier(folder: Path, compared: PreferencePairs, announce: Callab
     return {label: measured(lambda asked, values=values: values, compared) for label, values in by_label.items()}
 
 
-def read_pairs(file: Path, layout: str | None, stop: Stop = never) -> PreferencePairs:
+def read_pairs(file: Path, layout: str | None, bindings: Sequence[str] = (), stop: Stop = never) -> PreferencePairs:
     """Returns the pairs in a data file, in a layout; None: with the columns prompt, answer and rejected. Raises
-    StopRequested if `stop` returns True."""
-    read = inspect_data.Read(layout, "all_pairs" if layout is not None else None)
-    source = inspect_data.open_named(inspect_data.file_config(str(file), read), ENVS, stop)
-    return preference_pairs([source[index] for index in range(len(source))])
+    StopRequested if `stop` returns True.
+
+    Args:
+      bindings: of the fields of Dataset, or of Jsonl without a layout.
+    """
+    read = inspect_data.Read(layout, "all_pairs" if layout is not None else None, bindings=bindings)
+    source = inspect_data.open_file(str(file), None, None, None, read, stop).source
+    pairs = preference_pairs([source[index] for index in range(len(source))])
+    dropped = {cause: count for cause, count in source.counts.items() if cause not in NOT_LEFT_OUT}
+    return pairs._replace(left_out={**dropped, **pairs.left_out})
 
 
 def measure_sources(

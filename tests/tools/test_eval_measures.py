@@ -218,6 +218,20 @@ def test_rows_without_a_pair_are_refused(run, command, tmp_path):
     assert code == 2 and "none of 1 rows" in err
 
 
+def test_rows_of_pairs_that_are_bad_may_be_dropped(run, command, tmp_path):
+    rows = [{"prompt": "1+2=", "chosen": "3", "rejected": rejected} for rejected in ("4", "5", "3", "")]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = ("eval", run, "--role", "reward", "--pairs", file, "--layout", "preference")
+    code, _, err = command(*pairs)
+    assert code == 2 and "line 3: " in err and "Dataset.on_bad_row = 'drop'" in err
+    dropping = (*pairs, "Dataset.on_bad_row='drop'", "Dataset.max_dropped=0.5")
+    code, out, _ = command(*dropping)
+    assert code == 0 and out.startswith("2 pairs of 1 problems") and "left out: 1 equal_sides, 1 empty" in out
+    code, _, err = command(*dropping, "Jsonl.on_bad_row='drop'")
+    assert code == 2 and "unused binding: Jsonl.on_bad_row" in err
+
+
 def test_a_run_does_not_keep_what_only_comparisons_of_policies_read(run):
     found = json.loads((run / "summary.json").read_text())["eval"]
     assert set(found) >= {"before_rl", "after_rl"}
