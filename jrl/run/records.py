@@ -713,6 +713,7 @@ def summarize(job: Job) -> None:
     last = next(reversed(job.evals.values()), {}).get("mean")
     if best is not None and last is not None and best.mean > last:
         job.display.note(best_line(job.location, best.step, best.mean))
+    roles = [stage.config.trains for stage in job.stages]
     job.display.close(
         closing_message(
             job.location,
@@ -722,6 +723,7 @@ def summarize(job: Job) -> None:
             steps_without_signal=job.without_signal or 0,
             lost=job.lost_signal,
             skipped=job.skipped,
+            role="policy" if "policy" in roles else roles[-1],
         )
     )
 

@@ -64,6 +64,8 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
     )
     unscored = closing_message("runs/a", steps=3, seconds=1.0, final_reward=float("nan"))
     assert unscored.startswith("Done: 3 steps in 1 s. Metrics")
+    judge = closing_message("runs/a", steps=3, seconds=1.0, final_reward=None, role="judge")
+    assert judge.endswith("the role judge: jrl score runs/a ROWS.jsonl --role judge --out X.jsonl")
     assert "Try" not in closing_message("runs/a", steps=0, seconds=1.0, final_reward=None)  # nothing was saved
 
 

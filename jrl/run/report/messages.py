@@ -238,6 +238,7 @@ def closing_message(
     steps_without_signal: int = 0,
     lost: LostSignal | None = None,
     skipped: int = 0,
+    role: str = "policy",
 ) -> str:
     """Returns what stands below the last panel of a run that has ended.
 
@@ -246,6 +247,7 @@ def closing_message(
       steps_without_signal: all steps of a run in which no group ever had rewards that differ; 0 for any other.
       lost: the signal that it lost on the way; None: it has one, or never had.
       skipped: how many of the last steps skipped an update.
+      role: what it trained: "policy" if any stage did, else the role of the last one.
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
     ended = (
@@ -260,4 +262,6 @@ def closing_message(
         return f"{ended}\n{no_signal_warning(steps_without_signal, scored=bool(reward))}"
     if lost is not None:
         return f"{ended}\n{collapse_warning(lost)}\nExamine the run: jrl doctor {argument}"
+    if role != "policy":
+        return f"{ended}\nScore texts with the role {role}: jrl score {argument} ROWS.jsonl --role {role} --out X.jsonl"
     return f"{ended}\nTry the policy: jrl sample {argument}"
