@@ -14,7 +14,7 @@ from jrl.device.processes import ONE
 from jrl.learning.previous import previous_roles, with_previous
 from jrl.resolve import load_config
 from jrl.rollout.collect import Draw, Submitted, hand_out, submit
-from jrl.rollout.strategies import self_correction
+from jrl.rollout.strategies import roll_in, self_correction
 from jrl.rollout.strategies.contract import PLAIN, ConfiguredStrategy
 from jrl.run import online, records
 from jrl.run.programs import version_before
@@ -77,6 +77,16 @@ def test_update_t_learns_from_the_version_that_the_lag_declares_whatever_the_lag
                     saved = dict(zip(records.waiting_names(records.draws_ahead(config, done)), waiting, strict=True))
                     waiting = [saved[name] for name in records.waiting_names(records.draws_ahead(config, done))]
             assert len(waiting) == (0 if settings is not config.stages[-1] else settings.lag + segments - 1)
+
+
+def test_a_guide_that_is_the_policy_refills_with_the_version_that_drew_the_batch():
+    """With lag 2 the policy at version 5 learns from rows of version 3, those of refills too."""
+    config, _ = load_config("configs/tiny.gin", ["Online.lag = 2", "GRPO.importance = @TruncatedImportance()"])
+    stage = stage_of(config.stages[0], segments=1)
+    stage.sampler.strategy = ConfiguredStrategy(roll_in.STRATEGY, roll_in.RollIn(guide="policy", tokens=1))
+    models = {"policy": model(5), "previous": model(4), "previous_2": model(3)}
+    weights, version = online.refill_weights(stage, SimpleNamespace(models=models))
+    assert (weights, version) == ({"policy": "weights 3"}, 3)
 
 
 @pytest.mark.parametrize("segments", [1, 2])

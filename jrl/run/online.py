@@ -220,7 +220,7 @@ def sampling_weights(strategy: ConfiguredStrategy, state: TrainState, policy: st
     """
     weights = lambda role: weights_of(state.models, role).params
     others = strategy.row.roles(strategy.config)
-    return {"policy": weights(policy), **{role: weights(role) for role in others}} if others else weights(policy)
+    return {**{role: weights(role) for role in others}, "policy": weights(policy)} if others else weights(policy)
 
 
 def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
