@@ -51,10 +51,13 @@ def test_a_signal_is_that_of_the_policy_in_this_stage(bindings, last, lost):
 
 
 def test_a_mean_over_no_token_or_no_completion_is_not_one_of_0():
-    """A step of DAPO in which no group has a signal learns from nothing: an entropy of 0 would be a collapse."""
+    """A step of DAPO in which no group has a signal learns from nothing: an entropy of 0 would be a collapse, and a
+    ratio of 0 a policy that no longer gives what was sampled."""
     metrics = {"rollout/valid_share": 0.5, "update/tokens": 7.0, "reward/mean": 0.0, "policy/entropy": 0.0, "loss": 0.0}
-    metrics |= {"mismatch/k1": 0.0, "router/entropy": 0.0}
+    metrics |= {"mismatch/k1": 0.0, "router/entropy": 0.0, "grad_norm": 0.0, "update/norm": 0.0}
+    objectives = {"ratio": 0.0, "clip_fraction_low": 0.0, "value/loss": 0.0, "pairs/accuracy": 0.0}
+    metrics |= {**objectives, "reward_model/accuracy": 0.0, "advantage/zero_variance_groups": 1.0}
     assert unmeasured(metrics) == {}
-    none = {"policy/entropy": None, "mismatch/k1": None, "router/entropy": None}
+    none = dict.fromkeys(["policy/entropy", "mismatch/k1", "router/entropy", *objectives, "reward_model/accuracy"])
     assert unmeasured(metrics | {"update/tokens": 0.0}) == none
     assert unmeasured(metrics | {"rollout/valid_share": 0.0}) == {"reward/mean": None}

@@ -432,10 +432,10 @@ def check_most_rejected(config: Any) -> None:
         )
 
 
-def too_many_rejected(config: Any, metrics: Mapping[str, float]) -> str | None:
+def too_many_rejected(config: Any, metrics: Mapping[str, float | None]) -> str | None:
     """Returns why a run must not go on whose tokens are mostly rejected (L10); None if they are not."""
-    share, name = metrics.get("rejected", 0.0), type(config).__name__
-    if config.most_rejected is None or not share > config.most_rejected:
+    share, name = metrics.get("rejected"), type(config).__name__
+    if config.most_rejected is None or share is None or not share > config.most_rejected:
         return None
     return (
         f"{share:.0%} of the tokens were rejected, more than {name}.most_rejected = {config.most_rejected}: the "

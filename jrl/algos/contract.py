@@ -356,9 +356,9 @@ class Objective(NamedTuple):
     # (config, state, metrics {name: []}) -> state after the updates of a step; metrics are the step's logged means and,
     # for sampled rows, "loss/rows" and "loss/tokens"
     next_state: Callable[[Any, PyTree, dict[str, Array]], PyTree] = lambda config, state, metrics: state
-    # (config, metrics {name: float} of a step whose updates were finite, on the host) -> why the run must not go on;
-    # None: it goes on
-    stop: Callable[[Any, Mapping[str, float]], str | None] = lambda config, metrics: None
+    # (config, metrics {name: float, None for a mean over nothing} of a step whose updates were finite, on the host) ->
+    # why the run must not go on; None: it goes on
+    stop: Callable[[Any, Mapping[str, float | None]], str | None] = lambda config, metrics: None
 
 
 def count_units(mask: Array, unit: Array) -> Array:

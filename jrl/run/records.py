@@ -72,6 +72,8 @@ from jrl.tasks.verifiers.part_location import part_location
 from jrl.types import Array, PyTree, TrainState
 
 OF_UPDATES = "update/skipped_nonfinite"  # a metric that is ready when the updates of a step are done
+# Metrics of an update that are means over its tokens or comparisons, beside those without a group, such as ratio.
+OF_UPDATE = ("policy/", "mismatch/", "router/", "value/", "pairs/", "reward_model/")
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
 WARN_WITHOUT_SIGNAL = 5  # steps from the start, none with a gradient
 
@@ -571,10 +573,12 @@ def emit(job: Job, step: Step) -> Step:
 
 def unmeasured(metrics: Mapping[str, Any]) -> dict[str, None]:
     """Returns {name: None} of a step's means over nothing, which would be read as means of 0."""
+    names = []
     groups = () if metrics.get("rollout/valid_share") != 0 else ("reward/",)  # no completion was scored
     if metrics.get("update/tokens") == 0:  # none was learned from, as where no group of DAPO has a signal
-        groups += ("policy/", "mismatch/", "router/")
-    return {name: None for name in metrics if name.startswith(groups)}
+        groups += OF_UPDATE
+        names += [name for name in metrics if "/" not in name and name not in ("loss", "grad_norm")]
+    return dict.fromkeys([*names, *(name for name in metrics if name.startswith(groups))])
 
 
 def show_evaluation(job: Job, name: str, result: Mapping[str, Any]) -> None:

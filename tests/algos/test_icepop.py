@@ -81,6 +81,7 @@ def test_a_run_stops_where_more_than_half_of_the_tokens_are_rejected():
     stop = lambda share, **options: OBJECTIVE.stop(IcePop(**options), {"rejected": share})
     assert stop(0.5) is None and stop(0.9, most_rejected=None) is None and stop(0.1) is None
     assert OBJECTIVE.stop(IcePop(), {"loss": 1.0}) is None  # the critic's step has other metrics
+    assert stop(None) is None  # a step that learned from no token
     assert stop(0.51).startswith("51% of the tokens were rejected, more than IcePop.most_rejected = 0.5: ")
     assert stop(0.51, most_rejected=0.6) is None
     assert "top-k, top-p and min-p" in stop(0.51)  # at top-k of 2 and lag 0, 99% were rejected at the first step
