@@ -61,3 +61,10 @@ def test_a_mean_over_no_token_or_no_completion_is_not_one_of_0():
     none = dict.fromkeys(["policy/entropy", "mismatch/k1", "router/entropy", *objectives, "reward_model/accuracy"])
     assert unmeasured(metrics | {"update/tokens": 0.0}) == none
     assert unmeasured(metrics | {"rollout/valid_share": 0.0}) == {"reward/mean": None}
+
+
+def test_the_mean_reward_of_lengths_that_no_completion_has_is_not_0():
+    shares = {f"rollout/length_quarter_{i}": share for i, share in enumerate((0.25, 0.0, 0.75, 0.0), start=1)}
+    means = {f"reward/length_quarter_{i}": mean for i, mean in enumerate((0.0, 0.0, 0.5, 0.0), start=1)}
+    metrics = {"rollout/valid_share": 1.0, "update/tokens": 7.0, **shares, **means}
+    assert unmeasured(metrics) == {"reward/length_quarter_2": None, "reward/length_quarter_4": None}

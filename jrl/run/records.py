@@ -573,7 +573,8 @@ def emit(job: Job, step: Step) -> Step:
 
 def unmeasured(metrics: Mapping[str, Any]) -> dict[str, None]:
     """Returns {name: None} of a step's means over nothing, which would be read as means of 0."""
-    names = []
+    quarters = [name for name, share in metrics.items() if name.startswith("rollout/length_quarter_") and share == 0]
+    names = [f"reward/{name.removeprefix('rollout/')}" for name in quarters]  # no completion has such a length
     groups = () if metrics.get("rollout/valid_share") != 0 else ("reward/",)  # no completion was scored
     if metrics.get("update/tokens") == 0:  # none was learned from, as where no group of DAPO has a signal
         groups += OF_UPDATE
