@@ -12,6 +12,7 @@ import jax
 from jrl.algos.contract import Facts, Needs, Objective
 from jrl.algos.online_vpo import OnlineVPO
 from jrl.algos.reward_shaping import below_zero, changes_rewards, components_read, replaces_infeasible
+from jrl.algos.score import SCoRe
 from jrl.algos.xpo import XPO
 from jrl.experiment import (
     Config,
@@ -323,7 +324,7 @@ def check_reward_sources(
     """
     check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
     check_attribute_weights(stage, config, tables)
-    check_one_attempt(stage, tables)
+    check_one_attempt(stage, config, tables)
     if stage.corrector is not None:
         check_corrector(stage, objective, config)
     if stage.process is not None:
@@ -640,14 +641,21 @@ def check_token_rewards(what: str, stage: Online, objective: Objective) -> None:
                          "PPO, Reinforce or ReinforcePlusPlus")  # fmt: skip
 
 
-def check_one_attempt(stage: Online, tables: Tables) -> None:
-    """Raises ValueError if a row has two attempts, and a source of rewards reads one."""
+def check_one_attempt(stage: Online, config: Config, tables: Tables) -> None:
+    """Raises ValueError if a row has two attempts, and a source of rewards reads one, or an objective compares rewards
+    of the two of which such a source is in the second's alone."""
     read = {"corrector": "rewrites one answer", "process": "judges the steps of one answer",
             "pair_model": "compares single answers"}  # fmt: skip
     reads = [f"Online.{field} {what}" for field, what in read.items() if getattr(stage, field) is not None]
     if reads and configured_strategy(stage, tables).row.attempts > 1:
         raise ValueError(f"{reads[0]}, and @{type(stage.strategy).__name__}() draws two in a row; leave one of them "
                          "out")  # fmt: skip
+    judged = any(judge.weight for judge in judges_of(stage, config))
+    beside = {"Online.rewards = {}": any(stage.rewards.values()), "Online.judges = ()": judged,
+              "Config.reward = None": config.reward is not None}  # fmt: skip
+    if isinstance(stage.objective, SCoRe) and (left_out := [option for option, adds in beside.items() if adds]):
+        raise ValueError("SCoRe compares the rewards of two attempts, and only verifiers score the first one: what a "
+                         f"model adds to the second would count as progress. Set {left_out[0]}")  # fmt: skip
 
 
 def check_corrector(stage: Online, objective: Objective, config: Config) -> None:

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jrl
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.score import SCoRe
 from jrl.algos.score_first import SCoReFirst
+from jrl.config.errors import ConfigError
 
 FACTS = Facts(
     samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=4, attempts=2
@@ -104,3 +106,25 @@ def test_the_pull_to_the_reference_by_hand():
 def test_what_cannot_work_is_refused(name, options, facts, reason):
     with pytest.raises(ValueError, match=reason):
         ALGOS[name].check(ALGOS[name].config(**options), FACTS._replace(**facts))
+
+
+JUDGE = ["Config.judges=[@Judge()]", "Judge.address='http://localhost:8000/v1'", "Judge.model='m'",
+         "Judge.grading=@Grade()"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "advice"),
+    [
+        (["Online.rewards={'reward': 0.5}"], "Set Online.rewards = {}"),
+        (["Online.rewards={}", *JUDGE], r"Set Online.judges = \(\)"),
+    ],
+)
+def test_a_reward_of_the_second_attempt_alone_is_refused(more, advice):
+    """Two equal wrong answers, of which a model gives the second 0.5, would be a progress of 0.5."""
+    config, score = "configs/rlhf-tiny.gin", "Online.objective=@SCoRe()"
+    attempts = ["Online.strategy=@SelfCorrection()", "Sampler.completion_length=40"]
+    with pytest.raises(ConfigError, match=f"SCoRe compares the rewards of two attempts, .* {advice}"):
+        jrl.load_config(config, [score, *attempts, *more])
+    jrl.load_config(config, [score, *attempts, "Online.rewards={}"])
+    jrl.load_config(config, [score, *attempts, "Online.rewards={}", *JUDGE, "Judge.weight=0.0"])
+    jrl.load_config(config, ["Online.objective=@SCoReFirst()", *attempts, *more])
