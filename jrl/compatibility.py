@@ -26,6 +26,7 @@ from jrl.experiment import (
     configured_strategy,
     continues_optimizer,
     correction_length,
+    is_reserved,
     judges_of,
     needs_of,
     optimizers,
@@ -39,6 +40,7 @@ from jrl.experiment import (
     written_corrections,
 )
 from jrl.learning.average import AVERAGE
+from jrl.learning.critic import CRITIC
 from jrl.learning.optimizers.schedules import updates_until_zero
 from jrl.learning.optimizers.settings import OptimizerSettings
 from jrl.models.heads import REWARD
@@ -587,9 +589,10 @@ def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, f
     for name in names:
         if name not in models:
             what = "has no reward head" if name in earlier else "no earlier stage trains"
+            trains = "reward" if name in ("policy", CRITIC) or is_reserved(name) else name
             raise ValueError(
                 f"{field} names the role {name!r}, which {what}; train a reward model, such as BradleyTerry with "
-                f"Offline.trains = {name!r}. Reward models by then: {', '.join(models) or 'none'}"
+                f"Offline.trains = {trains!r}. Reward models by then: {', '.join(models) or 'none'}"
             )
 
 

@@ -128,6 +128,7 @@ def test_a_plugin_may_have_units_that_no_source_of_jrl_has():
     ("binding", "message"),
     [
         ("Online.rewards={'critic': 1.0}", "names the role 'critic', which no earlier stage trains"),
+        ("Online.rewards={'average': 1.0}", "'average', which .* such as BradleyTerry with Offline.trains = 'reward'"),
         ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs; see"),
         ("judge/Offline.objective=@KTO()", "KTO learns from single answers, and Preferences gives pairs"),
         ("judge/Offline.source=@Labeled()", "BradleyTerry learns from pairs, and Labeled gives single answers"),

@@ -226,6 +226,11 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         run([], tmp_path, *out)
     with pytest.raises(ConfigError, match=r"RollOut.tokens = 99 leaves the guide nothing"):
         run([], tmp_path, *out, "RollOut.tokens=99")
+    # Roles that stages create: no stage may train them.
+    with pytest.raises(ConfigError, match=r"'average', which only a stage .* has; set AdamW.average, such as 0.99"):
+        run([], tmp_path, *bindings, "RollIn.guide='average'")
+    with pytest.raises(ConfigError, match=r"'reference', which this objective does not read; use one with a KL"):
+        run([], tmp_path, *bindings, "RollIn.guide='reference'")
     guided = ["Config.stages=[@guide/Offline(), @Online()]", "guide/Offline.source=@Demonstrations()",
               "guide/Offline.objective=@SFT()", "guide/Offline.trains='guide'"]  # fmt: skip
     with pytest.raises(ConfigError, match=r"a verifier that rewards spans rewards those words, which are not learned"):

@@ -172,7 +172,7 @@ def test_a_run_that_is_left_inside_the_stage_goes_on_to_the_same_bits(judged, tm
                 "judge/Online.optimizer=@judge/AdamW()",
                 "judge/AdamW.average=0.9",
             ],
-            r"RollIn\.guide names the role 'average', which no earlier stage trains",
+            r"RollIn\.guide names the role 'average', which only a stage that trains the policy with an average has",
         ),
     ],
 )

@@ -68,9 +68,14 @@ class Setting(NamedTuple):
 def check_role(config: Any, field: str, setting: Setting) -> None:
     """Raises ValueError if a field of a strategy names a role that does not exist."""
     role = getattr(config, field)
-    if role not in setting.roles:
-        raise ValueError(f"{type(config).__name__}.{field} names the role {role!r}, which no earlier stage trains "
-                         f"(Offline.trains = {role!r})")  # fmt: skip
+    if role in setting.roles:
+        return
+    created = {
+        "average": "only a stage that trains the policy with an average has; set AdamW.average, such as 0.99",
+        "reference": "this objective does not read; use one with a KL to the reference",
+    }
+    why = created.get(role, f"no earlier stage trains (Offline.trains = {role!r})")
+    raise ValueError(f"{type(config).__name__}.{field} names the role {role!r}, which {why}")
 
 
 def check_no_stop_strings(config: Any, setting: Setting) -> None:
