@@ -442,12 +442,12 @@ def check_partial(stage: Online, objective: Objective, config: Config) -> None:
     if objective.refill(stage.objective) is not None:
         raise ValueError(f"{name} as configured draws more prompts within a step, which @Partial() cannot: it draws "
                          f"completions over several. Set {name}.max_refills = None")  # fmt: skip
-    oldest = segments_of(stage, config) - 1
+    oldest, half = segments_of(stage, config) - 1, -(-completion_length(stage, config) // 2)
     if oldest > 1 and not partial.newest_only and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
             f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
-            " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
+            f" has that field, Partial.newest_only = True, or Partial.tokens = {half}"
         )
 
 

@@ -43,8 +43,8 @@ def tokens_before_last(completion_length: int, tokens: int) -> int:
 def check(config: Partial, setting: Setting) -> None:
     if config.tokens >= setting.completion_length:
         raise ValueError(
-            f"Partial.tokens = {config.tokens} draws every completion at once: Sampler.completion_length is "
-            f"{setting.completion_length}. A quarter of it is usual"
+            f"Partial.tokens = {config.tokens} draws every completion at once: the longest one of the stage has "
+            f"{setting.completion_length} tokens. A quarter of that is usual"
         )
     check_no_stop_strings(config, setting)
 

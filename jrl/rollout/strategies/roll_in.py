@@ -40,8 +40,8 @@ class RollIn:
 def check(config: RollIn, setting: Setting) -> None:
     if config.tokens >= setting.completion_length:
         raise ValueError(
-            f"RollIn.tokens = {config.tokens} leaves the policy nothing of Sampler.completion_length = "
-            f"{setting.completion_length}, which counts the guide's tokens too"
+            f"RollIn.tokens = {config.tokens} leaves the policy nothing: the longest completion of the stage has "
+            f"{setting.completion_length} tokens, the guide's included"
         )
     check_no_stop_strings(config, setting)
     check_role(config, "guide", setting)

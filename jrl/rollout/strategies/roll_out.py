@@ -48,8 +48,8 @@ class RollOut:
 def check(config: RollOut, setting: Setting) -> None:
     if config.tokens >= setting.completion_length:
         raise ValueError(
-            f"RollOut.tokens = {config.tokens} leaves the guide nothing of Sampler.completion_length = "
-            f"{setting.completion_length}"
+            f"RollOut.tokens = {config.tokens} leaves the guide nothing: the longest completion of the stage has "
+            f"{setting.completion_length} tokens"
         )
     if setting.samples < 2:
         raise ValueError("RollOut compares tokens that are drawn after the same ones, and Online.samples = 1 draws "

@@ -70,8 +70,8 @@ class AttemptDrawing(NamedTuple):
         prompts, longest = shard.prompts, (shard.completion_length - len(self.instruction)) // 2
         if longest < 1:
             raise ValueError(
-                f"SelfCorrection: the instruction has {len(self.instruction)} tokens, and Sampler.completion_length = "
-                f"{shard.completion_length} must hold it and two attempts"
+                f"SelfCorrection: the instruction has {len(self.instruction)} tokens with its turn, and the longest "
+                f"completion of the stage, {shard.completion_length} tokens, must hold it and two attempts"
             )
         width = prompts.tokens.shape[1] + shard.completion_length
         first = shard.sample(prompts, samples=shard.samples, completion_length=longest)
