@@ -2,7 +2,10 @@
 
 import pytest
 
+from jrl.algos import ALGOS
 from jrl.learning.previous import is_previous, previous_roles, with_previous
+from jrl.resolve import load_config
+from jrl.run.programs import num_previous
 from jrl.types import ModelState
 
 
@@ -24,3 +27,10 @@ def test_roles_are_named_newest_first():
                                                 ("policy", False), ("previous_", False)])  # fmt: skip
 def test_a_role_of_a_users_own_is_no_previous_version(role, expected):
     assert is_previous(role) is expected
+
+
+@pytest.mark.parametrize(("max_refills", "expected"), [(None, 0), (0, 0), (1, 2)])
+def test_versions_are_kept_only_where_a_step_may_be_refilled(max_refills, expected):
+    bindings = ["Online.objective=@DAPO()", "DAPO.importance=@TruncatedImportance()", "Online.lag=2"]
+    config, _ = load_config("configs/tiny.gin", [*bindings, f"DAPO.max_refills={max_refills}"])
+    assert num_previous(config.stages[0], ALGOS["DAPO"]) == expected

@@ -465,11 +465,10 @@ def _refilled(
             kept[m].append(groups_with_signal(rounds[m][-1], keep[m]))
 
     note_kept(rollout, range(len(stages)))
-    weights = online.refill_weights(stages[0], state)
     needs_more = lambda m: judged(m) and needs_another(rounds[m], kept[m], most)
     while unfilled := [m for m in range(len(stages)) if needs_more(m)]:
         again = [None if m in unfilled else member_rounds[-1].visits for m, member_rounds in enumerate(rounds)]
-        drawn = draw(population, stages, *weights, again)
+        drawn = draw(population, stages, *online.refill_weights(stages[0], state), again)
         draws = members_draws(population, drawn)
         sent = {m: send(m, draws[m]) for m in unfilled}
         for m in unfilled:

@@ -365,8 +365,9 @@ def refills(stage: Stage, objective: Objective) -> bool:
 
 
 def num_previous(stage: Stage, objective: Objective) -> int:
-    """Returns how many older versions of the policy a stage keeps, to refill draws with the weights that drew them."""
-    return stage.lag if refills(stage, objective) else 0
+    """Returns how many older versions of the policy a stage keeps, to refill draws with the weights that drew them.
+    Where at most 0 rounds refill a step, which only filters its groups, nothing is drawn with them."""
+    return stage.lag if isinstance(stage, Online) and objective.refill(stage.objective) else 0
 
 
 Optimizers = Mapping[str, ConfiguredOptimizer]  # by role that a stage trains
