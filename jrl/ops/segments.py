@@ -108,8 +108,8 @@ def previous_column(x: Array) -> Array:
 
 
 def _shifted(x: Array, axis: int, places: int, fill: int) -> Array:
-    """Returns `x` moved along an axis, `fill` where nothing was. It is sharded as `x` is: a slice of one entry, which
-    could be joined to the rest, is not with jax 0.12, where there is one row."""
+    """Returns `x` moved along an axis, `fill` where nothing was, sharded as `x` is. Padded, not joined from slices: jax
+    0.12 replicates a slice of one entry, such as the last column of a single row, and joins it to nothing sharded."""
     edges = [(0, 0, 0)] * x.ndim
     edges[axis] = (places, -places, 0)
     return jax.lax.pad(x, jnp.array(fill, x.dtype), edges)
