@@ -86,12 +86,12 @@ if hasattr(mlir, "make_ir_context"):  # not public
 if hasattr(mlir, "lower_with_sharding_in_types"):  # not public
     lower_with_sharding = mlir.lower_with_sharding_in_types
 
-    def lower_without_sharding(ctx, op, aval):
+    def lower_without_sharding(ctx, op, aval, *others):  # jax 0.10.0 gives one more
         """On a mesh of one device no result is told its sharding, of which there is one: the programs are half as long.
         What is compiled as shipped (below) keeps them."""
         if program_cache.COMPILER_OPTIONS["cpu"] is QUICKLY and aval.sharding.mesh.size == 1:
             return op
-        return lower_with_sharding(ctx, op, aval)
+        return lower_with_sharding(ctx, op, aval, *others)
 
     mlir.lower_with_sharding_in_types = lower_without_sharding
 

@@ -89,7 +89,10 @@ def test_texts_and_lists_are_read_from_views_too(tmp_path):
     texts = arrow.array(["a", "b"], arrow.string_view())
     lists = arrow.array([["u"], ["v"]], arrow.list_view(arrow.string_view()))
     table = arrow.table({"prompt": texts, "answer": texts, "tags": lists})
-    parquet.write_table(table, tmp_path / "a.parquet")
+    try:
+        parquet.write_table(table, tmp_path / "a.parquet")
+    except arrow.ArrowNotImplementedError:
+        pytest.skip(f"pyarrow {arrow.__version__} writes no views")
     source = open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
     assert (source[1].answer, source[1].info, source.counts) == ("b", {"tags": ["v"]}, {})
 

@@ -465,8 +465,13 @@ def _create(root: Path, index: dict[str, Any]) -> dict[str, Any]:
             "shape": [0, *shape],
             "data_type": dtype,
             "chunk_grid": grid,
-            # The last one's checksum makes a damaged chunk an error of whoever reads it.
-            "codecs": [{"name": "zstd", "configuration": {"level": 1}}, {"name": "crc32c"}],
+            # The first is the default, which tensorstore before 0.1.86 does not fill in. The last one's checksum makes
+            # a damaged chunk an error of whoever reads it.
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "zstd", "configuration": {"level": 1}},
+                {"name": "crc32c"},
+            ],
         }
         spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), "metadata": metadata, **_EVERY_CHUNK}
         futures[name] = ts.open(spec, create=True, delete_existing=True)
