@@ -132,7 +132,9 @@ def test_tpus_take_the_kernels_for_all_three_matrices_on_a_mesh(shape):
     weights = {name: placed([sizes[axis] for axis in names], names) for name, names in axes.items()}
     loss = lambda w, h: experts.mix(constrain(h, "batch", None, None), w, cfg, jax.nn.silu)[0].sum()
     with jax.set_mesh(mesh):
-        traced = jax.jit(jax.grad(loss)).trace(weights, jax.ShapeDtypeStruct((4, 64, 8), jnp.bfloat16))
+        # Of the rows too: jax 0.12 leaves out a kernel whose result nothing reads.
+        gradient = jax.grad(loss, argnums=(0, 1))
+        traced = jax.jit(gradient).trace(weights, jax.ShapeDtypeStruct((4, 64, 8), jnp.bfloat16))
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert len(re.findall(r'kernel_name = "expert_gradient"', text)) == 3
     assert len(re.findall(r'kernel_name = "expert_rows_gradient"', text)) == 3
