@@ -59,6 +59,7 @@ ARGUMENTS = {
     "optimizers": {"direction": ("config", "leaves"), "check": ("config", "leaves")},
     "strategies": {
         "check": ("config", "setting"),
+        "check_prompts": ("config", "visits"),
         "drawing": ("config", "tokenizer"),
         "prefix": ("config", "visit", "tokenizer", "room"),
         "asked": ("config", "visit", "tokenizer", "room"),

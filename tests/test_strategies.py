@@ -28,12 +28,13 @@ from jrl.rollout.collect import last_of_two, prefix_of, scored_columns, tokens_o
 from jrl.rollout.sampler import Sampler, SamplingParams, static_options
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
-from jrl.rollout.strategies import branching, reset, roll_in, roll_out, rows, self_correction
+from jrl.rollout.strategies import STRATEGIES, branching, reset, roll_in, roll_out, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
 from jrl.rollout.strategies.contract import ConfiguredStrategy, Setting, Strategy
 from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
+from jrl.rollout.strategies.refinement import Refinement
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn, RollInDrawing, taken_of_guide
 from jrl.rollout.strategies.roll_out import RollOut, RollOutDrawing, rolled_in
@@ -338,6 +339,23 @@ def test_answers_without_two_tokens_and_visits_by_chance_are_not_reset():
     assert 150 < sum(half) < 250
     with pytest.raises(ValueError, match="must be above 0 and at most 1"):
         Reset(probability=0.0)
+
+
+def test_a_template_that_no_prompt_fills_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"Reset.template is '\{answr\}', and none of the first \d+ examples has that; "
+                                         "the first one has answer"):  # fmt: skip
+        run(SMALL, tmp_path, "Online.strategy=@Reset()", "Reset.template='{answr}'", "Data.prompt_length=10")
+    some = [visit(None), visit("12")]
+    STRATEGIES["Reset"].check_prompts(Reset(), some)
+    solution, numbers = Reset(template="{solution}"), Refinement(condition="{answer}{score}")
+    with pytest.raises(ValueError, match="none of the first 2 examples has that; the first one has no text"):
+        STRATEGIES["Reset"].check_prompts(solution, some)
+    rated = some[1]._replace(example=dataclasses.replace(some[1].example, info={"score": 3, "steps": ["a"]}))
+    STRATEGIES["Refinement"].check_prompts(numbers, [some[0], rated])
+    with pytest.raises(ValueError, match=r"Refinement.condition is .* the first one has answer$"):
+        STRATEGIES["Refinement"].check_prompts(numbers, some[1:])
+    with pytest.raises(ValueError, match="the first one has answer, score"):
+        STRATEGIES["Refinement"].check_prompts(Refinement(condition="{steps}"), [rated])
 
 
 # Two attempts (S17)

@@ -147,7 +147,8 @@ def preflight_data(
     stop: Stop,
 ) -> None:
     """Raises ValueError for data that would stop a run later: no usable prompt, no stored row, nothing held out for
-    evaluation, or no verifier for the first prompt. The run opens streams of its own."""
+    evaluation, no verifier for the first prompt, or no prompt with what a strategy reads. The run opens streams of its
+    own."""
     open_ = lambda source: open_stream(source, tokenizer, config.data, seed=config.run.seed, stop=stop)
     stored = iter(data.stored)
     for stage in stages:
@@ -161,6 +162,8 @@ def preflight_data(
             check_examples(stage, data.source)
             prompts = open_(data.source).next(min(len(data.source), ENOUGH_SEEN))
             scorer.rows_for(prompts[0].example)
+            strategy = stage.sampler.strategy
+            strategy.row.check_prompts(strategy.config, prompts)
     if config.eval is not None:
         for visit in held_out(stop):
             scorer.rows_for(visit.example)

@@ -25,6 +25,7 @@ from jrl.tasks.envs.contract import Environment, Source
 from jrl.tasks.envs.dataset import Dataset, readable_as
 from jrl.tasks.envs.filtered import FilteredSource
 from jrl.tasks.envs.jsonl import Jsonl, open_reader
+from jrl.tasks.envs.layouts import LAYOUTS
 from jrl.tasks.example import visit_uid
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.tokenizers import TOKENIZERS
@@ -45,6 +46,7 @@ class Inspected(NamedTuple):
     rows: StoredSource | None  # makes rows of examples; None: an example is its prompt alone
     settings: Any  # the config of `rows`
     width: int  # most tokens of a row
+    task: Any = None  # how the file is read; None: a configuration's own task
 
 
 class TokenRow(NamedTuple):
@@ -156,8 +158,8 @@ def open_file(
         raise ValueError(f"--stage {read.stage} shows the task of a stage of --config, and {path} is to be shown; "
                          "leave one of them out")  # fmt: skip
     if config is None:
-        task = bound_task(read) if read.bindings else None
-        source = open_named(file_config(path, read, task), ENVS, stop, read.option)
+        task = file_config(path, read, bound_task(read) if read.bindings else None)
+        source = open_named(task, ENVS, stop, read.option)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
@@ -176,7 +178,7 @@ def open_file(
     settings = next((source_config for source_config in stage_sources if type(source_config).__name__ == name), None)
     if rows is not None and settings is None:
         settings = rows.config()
-    return Inspected(source, tokenizer, data, rows, settings, width)
+    return Inspected(source, tokenizer, data, rows, settings, width, None if path is None else task)
 
 
 def open_named(
@@ -287,6 +289,20 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
         yield f"left out, {cause}: {count}"
     for cause, count in sorted(inspected.source.counts.items()):
         yield f"noticed in the file, {cause}: {count}"
+    if inspected.rows is not None and num_rows and sum(causes.values()) == num_rows:
+        yield from other_ways_to_read(inspected)
+
+
+def other_ways_to_read(inspected: Inspected) -> Iterator[str]:
+    """Yields a line on how else a file could be read, none of whose examples becomes a row; nothing if it cannot."""
+    task, option, names = inspected.task, "", []
+    if isinstance(task, Dataset):
+        takes = LAYOUTS[task.layout].takes
+        option, names = "--take", [take for take in takes if take != (task.take or takes[0])]
+    elif isinstance(task, Jsonl):
+        option, names = "--layout", layouts_of_first_row(task)
+    if names:
+        yield f"no example gives a row to {type(inspected.settings).__name__}; try {option} {' or '.join(names)}"
 
 
 def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int, overlap: float) -> Iterator[str]:

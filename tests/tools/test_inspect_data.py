@@ -129,6 +129,22 @@ def test_a_refused_file_without_a_layout_names_those_that_read_it(tmp_path, caps
     assert code == 2 and "--layout" not in err
 
 
+def test_other_ways_to_read_a_file_are_named_where_no_example_becomes_a_row(tmp_path, file, capsys):
+    path = tmp_path / "ratings.jsonl"
+    ratings = dict.fromkeys(("helpfulness", "correctness", "coherence", "complexity", "verbosity"), 3)
+    rows = [
+        {"prompt": "A prime?", "response": "2", **ratings},
+        {"prompt": "A prime?", "response": "4", **ratings, "helpfulness": 0},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = lambda *options: output(capsys, path, "--as", "Rated", *options)[1]
+    assert out()[-1] == "no example gives a row to Rated; try --layout helpsteer2"
+    takes = "best_and_random or all_pairs or best or each"
+    assert out("--layout", "helpsteer2")[-1] == f"no example gives a row to Rated; try --take {takes}"
+    assert "no example" not in "".join(out("--layout", "helpsteer2", "--take", "each"))
+    assert "no example" not in "".join(output(capsys, file, "--as", "Preferences")[1])  # one of its rows is none
+
+
 def test_what_a_refusal_advises_can_be_bound_without_a_configuration(file, capsys):
     gsm8k = [{"question": "1+1?", "answer": "1+1=2\n#### 2"}, {"question": "2+2?", "answer": "It is 4."}]
     file.write_text("".join(json.dumps(row) + "\n" for row in gsm8k))

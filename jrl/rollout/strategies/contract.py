@@ -6,7 +6,7 @@ part on the host: tokens that begin a completion, and the number of attempts in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jrl.tasks.data.prompts import Visit
@@ -94,6 +94,8 @@ class Strategy(NamedTuple):
     config: type
     # (config, setting) raises ValueError if it cannot run; uses no device
     check: Callable[[Any, Setting], None] = lambda config, setting: None
+    # (config, visits) raises ValueError if none of a run's first prompts has what it reads
+    check_prompts: Callable[[Any, Sequence[Visit]], None] = lambda config, visits: None
     # (config, tokenizer) -> the part on the device; None: plain sampling
     drawing: Callable[[Any, Any], Drawing] | None = None
     # (config, visit, tokenizer, room) -> tokens after the prompt, at most `room`, that the policy continues from

@@ -13,6 +13,7 @@ Source: Scheurer et al. 2303.16755, which imitates, of several refinements, the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -38,6 +39,10 @@ class Refinement:
 
 def check(config: Refinement, setting: Setting) -> None:
     check_role(config, "refiner", setting)
+
+
+def check_prompts(config: Refinement, visits: Sequence[Visit]) -> None:
+    Template(config.condition, "Refinement.condition").check_some(visits, numbers=True)
 
 
 def asked(config: Refinement, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
@@ -69,6 +74,7 @@ class RefinementDrawing(NamedTuple):
 STRATEGY = Strategy(
     config=Refinement,
     check=check,
+    check_prompts=check_prompts,
     drawing=lambda config, tokenizer: RefinementDrawing(config.refiner),
     asked=asked,
     roles=lambda config: (config.refiner,),

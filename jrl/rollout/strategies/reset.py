@@ -12,6 +12,7 @@ begin in the prefix.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,10 @@ class Reset:
             raise ValueError(f"Reset.probability must be above 0 and at most 1; got {self.probability}")
 
 
+def check_prompts(config: Reset, visits: Sequence[Visit]) -> None:
+    Template(config.template, "Reset.template").check_some(visits)
+
+
 def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
     """Returns S6's tokens after the prompt: () if the visit is not reset, or its example has no such text, or one of
     fewer than 2 tokens. The random draws depend on the visit alone.
@@ -55,4 +60,4 @@ def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int,
     return tuple(ids[: min(int(draw.integers(1, len(ids))), room)])
 
 
-STRATEGY = Strategy(config=Reset, check=check_no_stop_strings, prefix=prefix)
+STRATEGY = Strategy(config=Reset, check=check_no_stop_strings, check_prompts=check_prompts, prefix=prefix)

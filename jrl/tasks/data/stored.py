@@ -107,7 +107,7 @@ class Template:
     """A text with {placeholders}, filled from an example: {answer}, or a text of its info by name."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.text = text
+        self.text, self.where = text, where
         self.names = tuple(re.findall(r"\{(\w+)\}", text))
         if not self.names:
             raise ValueError(f"{where} is {text!r}; it must contain a placeholder such as {{answer}}")
@@ -116,14 +116,28 @@ class Template:
         """Returns the filled text. All placeholders are replaced in one pass, so braces inside a value stay unchanged.
         With `numbers`, numbers of the info may be filled in too. Raises: LeftOut("no_NAME") if the example lacks the
         value of a placeholder."""
-        values: dict[str, Any] = {**visit.example.info, "answer": visit.example.answer}
-        if numbers:
-            is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
-            values |= {name: number_text(value) for name, value in values.items() if is_number(value)}
+        texts = _texts(visit, numbers)
         for name in self.names:
-            if not isinstance(values.get(name), str):
+            if name not in texts:
                 raise LeftOut(f"no_{name}")
-        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text)
+        return re.sub(r"\{(\w+)\}", lambda match: texts[match[1]], self.text)
+
+    def check_some(self, visits: Sequence[Visit], *, numbers: bool = False) -> None:
+        """Raises ValueError if none of the visits' examples has the values of all placeholders; `numbers` as in
+        `fill`."""
+        texts = [_texts(visit, numbers) for visit in visits]
+        if not any(text.keys() >= set(self.names) for text in texts):
+            raise ValueError(f"{self.where} is {self.text!r}, and none of the first {len(visits)} examples has that; "
+                             f"the first one has {', '.join(sorted(texts[0])) or 'no text'}")  # fmt: skip
+
+
+def _texts(visit: Visit, numbers: bool) -> dict[str, str]:
+    """Returns the texts of an example by name, and with `numbers` its numbers as texts."""
+    values: dict[str, Any] = {**visit.example.info, "answer": visit.example.answer}
+    if numbers:
+        is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+        values |= {name: number_text(value) for name, value in values.items() if is_number(value)}
+    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 LARGEST_WHOLE = 1e15  # below it float64 holds every whole number, with a digit to spare
