@@ -33,6 +33,27 @@ def test_masked_tokens_are_none_and_no_ngram_spans_them():
     np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
 
 
+def test_ngrams_are_hashed_as_in_whole_numbers():
+    """The formula of the docstring in Python's integers, n-gram by n-gram."""
+    rng = np.random.default_rng(1)
+    tokens, mask = rng.integers(0, 50_000, (6, 9)), rng.random((6, 9)) < 0.8
+    tokens[0, 0], mask[5] = 0, [True] + [False] * 8
+    expected = np.zeros((6, 16))
+    for row in range(6):
+        for start in range(9):
+            hashed = 0
+            for order in range(1, min(3, 9 - start) + 1):
+                if not mask[row, start : start + order].all():
+                    break
+                hashed = (31 * hashed + int(tokens[row, start + order - 1]) + 1) * 2654435761 % 2**32
+                bucket = (hashed + order) % 2**32 // 2**7 % 16
+                expected[row, bucket] += -1 if hashed // 2**6 % 2 else 1
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = embed(tokens, width=16, max_order=3, mask=mask)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert sorted(abs(found[5])) == [0] * 15 + [1]  # one token
+
+
 def test_few_numbers_stand_for_many_ngrams():
     rng = np.random.default_rng(0)
     found = embed(rng.integers(0, 50_000, (16, 40)), width=64, max_order=3)
@@ -73,6 +94,7 @@ def added(history, rows, counts=None, order=None):
 def test_the_history_is_a_ring_in_the_order_of_prompts_and_samples():
     first = added(novelty.no_history(3, 2), [1, 2])
     np.testing.assert_array_equal(first.embeddings[:, 0], [1, 2, 0])
+    assert int(first.count) == 2  # the third place is empty
     second = added(first, [3, 99, 4], counts=[True, False, True])
     np.testing.assert_array_equal(second.embeddings[:, 0], [4, 2, 3])
     assert int(second.count) == 4
@@ -87,4 +109,4 @@ def test_of_more_rows_than_it_holds_the_last_stay_and_nan_does_not_enter():
     for _ in range(20):
         found = added(found, [5, 6])
     np.testing.assert_array_equal(sorted(np.asarray(found.embeddings[:, 0])), [5, 6, 6])
-    assert 3 <= int(found.count) < 12
+    assert 3 <= int(found.count) <= 6

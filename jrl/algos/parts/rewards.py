@@ -590,6 +590,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_novelty.py::test_the_cosine_of_embeddings_is_that_of_counts",
             "tests/ops/test_novelty.py::test_masked_tokens_are_none_and_no_ngram_spans_them",
+            "tests/ops/test_novelty.py::test_ngrams_are_hashed_as_in_whole_numbers",
             "tests/ops/test_novelty.py::test_few_numbers_stand_for_many_ngrams",
         ],
     },
