@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.special
 from small_batches import tokens
 
 from jrl.algos.common import Clipped, clip_metrics, common_metrics
@@ -109,6 +110,31 @@ def test_a_step_of_newtons_that_goes_too_far_is_halved():
     expected = np.mean(1 / (1 + np.exp(-(found[0] + found[2] * difficulty))))
     assert expected == pytest.approx(0.49963, abs=1e-5)
     assert length_controlled(wins, difference, difficulty) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 161, 174, 233, 472, 519, 1164, 1942])
+def test_a_length_controlled_win_rate_is_that_of_scipys_minimum(seed):
+    """Of few prompts, most of them separable and with difficulties of any size, where a step that is taken by another
+    objective than the one that is minimized ends elsewhere."""
+    rng = np.random.default_rng(seed)
+    n, size = rng.integers(3, 9), 10 ** rng.uniform(-1, 3)
+    wins = rng.integers(0, 2, n).astype(float)
+    difference, difficulty = rng.normal(size=n), rng.normal(size=n) * size
+    features = np.stack([np.ones(n), np.tanh(difference / difference.std()), difficulty], axis=1)
+    scale = abs(features).max(axis=0)
+    z, ridge = features / scale, 1e-3 / scale**2  # of coefficients that are as large as each other
+    chance = lambda u: scipy.special.expit(z @ u)
+    found = scipy.optimize.minimize(
+        lambda u: np.logaddexp(0, z @ u).sum() - wins @ z @ u + (ridge * u**2).sum() / 2,
+        np.zeros(3),
+        jac=lambda u: z.T @ (chance(u) - wins) + ridge * u,
+        hess=lambda u: (z * (chance(u) * (1 - chance(u)))[:, None]).T @ z + np.diag(ridge),
+        method="trust-exact",
+        options=dict(gtol=1e-12, maxiter=5000),
+    )
+    w = found.x / scale
+    expected = scipy.special.expit(w[0] + w[2] * difficulty).mean()
+    assert length_controlled(wins, difference, difficulty) == pytest.approx(expected, abs=1e-6)
 
 
 def test_calibration_by_hand():

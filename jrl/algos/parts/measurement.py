@@ -133,6 +133,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/algos/test_measures.py::test_a_length_controlled_win_rate_takes_out_what_length_wins",
             "tests/algos/test_measures.py::test_a_step_of_newtons_that_goes_too_far_is_halved",
+            "tests/algos/test_measures.py::test_a_length_controlled_win_rate_is_that_of_scipys_minimum",
         ],
     },
     {
