@@ -23,8 +23,8 @@ Shape = tuple[int, ...]
 RESERVED_METRICS = ("step", "phase", "loss", "grad_norm", "policy/entropy", "policy/logprob",
                     "policy/sampler_difference", "value/return", "value/explained_variance")  # fmt: skip
 RESERVED_PREFIXES = ("reward/", "reward_component/", "reward_task/", "rollout/", "refill/", "loss/", "update/",
-                     "critic/", "router/", "verdict/", "eval/", "eval_task/", "mismatch/", "pretraining/", "data/",
-                     "time/", "host/")  # fmt: skip
+                     "critic/", "router/", "verdict/", "eval/", "eval_task/", "mismatch/", "pretraining/",
+                     "curriculum/", "data/", "time/", "host/")  # fmt: skip
 
 
 def is_reserved(name: str) -> bool:
