@@ -63,6 +63,15 @@ def test_a_mean_over_no_token_or_no_completion_is_not_one_of_0():
     assert unmeasured(metrics | {"rollout/valid_share": 0.0}) == {"reward/mean": None}
 
 
+@pytest.mark.parametrize("name", ["lists/accuracy", "pretraining/nll", "critic/router/entropy", "mine/probability"])
+def test_no_metric_of_an_objective_or_a_critic_is_a_mean_of_0_over_no_token(name):
+    """Groups of metrics are those of any objective, also of a user's."""
+    others = ["loss", "critic/loss", "critic/grad_norm", "critic/update/norm", "curriculum/seen", "reward/mean"]
+    metrics = {"rollout/valid_share": 0.5, "update/tokens": 0.0, name: 0.0, **dict.fromkeys(others, 0.0)}
+    assert unmeasured(metrics) == {name: None}
+    assert unmeasured(metrics | {"update/tokens": 1.0}) == {}
+
+
 def test_the_mean_reward_of_lengths_that_no_completion_has_is_not_0():
     shares = {f"rollout/length_quarter_{i}": share for i, share in enumerate((0.25, 0.0, 0.75, 0.0), start=1)}
     means = {f"reward/length_quarter_{i}": mean for i, mean in enumerate((0.0, 0.0, 0.5, 0.0), start=1)}

@@ -72,8 +72,11 @@ from jrl.tasks.verifiers.part_location import part_location
 from jrl.types import Array, PyTree, TrainState
 
 OF_UPDATES = "update/skipped_nonfinite"  # a metric that is ready when the updates of a step are done
-# Metrics of an update that are means over its tokens or comparisons, beside those without a group, such as ratio.
-OF_UPDATE = ("policy/", "mismatch/", "router/", "value/", "pairs/", "reward_model/")
+# What the names of metrics begin with that a step without a token to learn from has too: of its data, samples and time,
+# and counts of its updates. All others but sums (loss, grad_norm) are means over tokens or comparisons.
+OF_EVERY_STEP = ("advantage/", "critic/update/", "curriculum/", "data/", "eval/", "eval_task/", "host/", "loss/",
+                 "refill/", "reward/", "reward_component/", "reward_task/", "rollout/", "time/", "update/",
+                 "verdict/")  # fmt: skip
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
 WARN_WITHOUT_SIGNAL = 5  # steps from the start, none with a gradient
 
@@ -577,8 +580,8 @@ def unmeasured(metrics: Mapping[str, Any]) -> dict[str, None]:
     names = [f"reward/{name.removeprefix('rollout/')}" for name in quarters]  # no completion has such a length
     groups = () if metrics.get("rollout/valid_share") != 0 else ("reward/",)  # no completion was scored
     if metrics.get("update/tokens") == 0:  # none was learned from, as where no group of DAPO has a signal
-        groups += OF_UPDATE
-        names += [name for name in metrics if "/" not in name and name not in ("loss", "grad_norm")]
+        sums = ("loss", "grad_norm", "critic/loss", "critic/grad_norm")
+        names += [name for name in metrics if name not in sums and not name.startswith(OF_EVERY_STEP)]
     return dict.fromkeys([*names, *(name for name in metrics if name.startswith(groups))])
 
 
