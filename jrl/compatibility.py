@@ -655,7 +655,7 @@ def check_one_attempt(stage: Online, config: Config, tables: Tables) -> None:
                          "out")  # fmt: skip
     judged = any(judge.weight for judge in judges_of(stage, config))
     beside = {"Online.rewards = {}": any(stage.rewards.values()), "Online.judges = ()": judged,
-              "Config.reward = None": config.reward is not None}  # fmt: skip
+              "Config.reward = None": config.reward is not None and any(config.reward.weights)}  # fmt: skip
     if isinstance(stage.objective, SCoRe) and (left_out := [option for option, adds in beside.items() if adds]):
         raise ValueError("SCoRe compares the rewards of two attempts, and only verifiers score the first one: what a "
                          f"model adds to the second would count as progress. Set {left_out[0]}")  # fmt: skip

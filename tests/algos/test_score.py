@@ -110,6 +110,7 @@ def test_what_cannot_work_is_refused(name, options, facts, reason):
 
 JUDGE = ["Config.judges=[@Judge()]", "Judge.address='http://localhost:8000/v1'", "Judge.model='m'",
          "Judge.grading=@Grade()"]  # fmt: skip
+MODEL = ["Config.reward=@RewardModel()", "RewardModel.path='judge'"]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ JUDGE = ["Config.judges=[@Judge()]", "Judge.address='http://localhost:8000/v1'",
     [
         (["Online.rewards={'reward': 0.5}"], "Set Online.rewards = {}"),
         (["Online.rewards={}", *JUDGE], r"Set Online.judges = \(\)"),
+        (["Online.rewards={}", *MODEL], "Set Config.reward = None"),
     ],
 )
 def test_a_reward_of_the_second_attempt_alone_is_refused(more, advice):
@@ -127,4 +129,5 @@ def test_a_reward_of_the_second_attempt_alone_is_refused(more, advice):
         jrl.load_config(config, [score, *attempts, *more])
     jrl.load_config(config, [score, *attempts, "Online.rewards={}"])
     jrl.load_config(config, [score, *attempts, "Online.rewards={}", *JUDGE, "Judge.weight=0.0"])
+    jrl.load_config(config, [score, *attempts, "Online.rewards={}", *MODEL, "RewardModel.weights=(0.0, 0.0)"])
     jrl.load_config(config, ["Online.objective=@SCoReFirst()", *attempts, *more])
