@@ -479,20 +479,23 @@ def test_rows_that_attention_pads_are_as_long_as_it_pads_them():
     assert packed_shape(Learner(), 16, 5, 1, shares=2).row_length == 12  # two blocks for each share
 
 
+@pytest.mark.parametrize("most_of_guide", [0, C])
 @pytest.mark.parametrize("minibatches", [1, 3])
 @pytest.mark.parametrize(
     ("row_length", "prompts_"),
     [(T, "in_row"), (18, "in_row"), (24, "in_row"), (40, "in_row"), (16, "cross_row"), (40, "cross_row")],
 )
-def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, prompts_, minibatches):
+def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, prompts_, minibatches, most_of_guide):
+    """A guide's tokens (RollIn) are none of the policy's, and stand after prompts of any length, the longest too."""
     for seed in range(5):
         rng = np.random.default_rng(seed)
         shape = packed_shape(
             Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prefix_sharing=prompts_),
             24, T, 2, prompt_length=P, samples=4,
         )  # fmt: skip
-        prompts = rng.integers(1, P + 1, 6).repeat(4) * (np.arange(24) < 20)
-        lengths = np.where(prompts > 0, prompts + rng.integers(0, C + 1, 24), 0)
+        guided = np.random.default_rng(seed).integers(0, most_of_guide + 1, 6).repeat(4)
+        prompts = (rng.integers(1, P + 1, 6).repeat(4) + guided) * (np.arange(24) < 20)
+        lengths = np.where(prompts > 0, prompts + rng.integers(0, C + 1 - guided), 0)
         past = {}
         for k in range(minibatches):
             packing = plan(lengths, shape, k, minibatches, prompts)

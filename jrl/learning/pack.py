@@ -149,8 +149,10 @@ def pack_cross_row(
     index = np.full((groups[-1] - groups[0] + 1, shape.samples), -1)
     index[groups - groups[0], np.arange(first, first + len(length)) % shape.samples] = np.arange(len(length))
     to_groups = lambda x: np.where(index >= 0, np.asarray(x)[index], 0)
-    # A row without an action is all prompt. The group shares its shortest prompt.
-    prefixes = np.maximum(np.where(to_groups(length) > 0, to_groups(starts), shape.width).min(axis=1) - 1, 0)
+    # A row without an action is all prompt. The group shares its shortest prompt, and what other rows can read of it:
+    # tokens that a strategy puts after the longest prompt are repeated in the continuations.
+    prefixes = np.where(to_groups(length) > 0, to_groups(starts), shape.width).min(axis=1) - 1
+    prefixes = np.clip(prefixes, 0, shape.prefix_columns)
     continuations = np.maximum(to_groups(length) - prefixes[:, None], 0)
     row, start, place, blocks, used = plan_prefixes(
         prefixes, continuations, row_length=shape.row_length, rows=rows, max_per_row=shape.places
