@@ -1,22 +1,34 @@
-"""Resumed runs of configurations that are drawn at random: does each have the bits of a run that was not stopped?
+"""Two runs of configurations that are drawn at random: does a resumed run have the bits of one that was not stopped,
+and does a run in another layout have the same metrics?
 
-    python -m benchmarks.combinations [--count 20] [--seed 0]
+    python -m benchmarks.combinations [--what resumed|layouts] [--count 20] [--seed 0]
 
 A configuration is `tiny` with one of the objectives for samples and some of OPTIONS, so that pairs of options meet that
-no test combines. It trains for three steps; a second run of it is left after one or two steps and resumed. What jrl
-refuses is counted apart, since it must refuse in words. Two runs that differ, or an error, end with exit code 1 and the
-bindings that repeat it. Hardware: any CPU, which shows four devices. Time: about 15 s a configuration on 2 cores.
+no test combines. It trains for three steps.
+
+    resumed   a second run of it is left after one or two steps and resumed: every bit is the same
+    layouts   a second run has two of LAYOUTS, such as another mesh, shared prompts or smaller micro-batches: all
+              metrics but times are the same to TOLERANCE, unless rounding decides the token of a later step, or the
+              sign of a difference of 0 (pairs/accuracy of a policy that is its own reference)
+
+What jrl refuses is counted apart, since it must refuse in words. Two runs that differ, or an error, end with exit code
+1 and the bindings that repeat it. Hardware: any CPU, which shows four devices. Time: about 15 s a configuration on 2
+cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import math
 import os
 import pathlib
 import random
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 
@@ -34,6 +46,17 @@ SMALL = [
 IMITATION = ("Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.steps=1", "warm/Offline.batch_size=4",
              "warm/Offline.source=@Demonstrations()", "warm/Offline.objective=@SFT()")  # fmt: skip
 GUIDE = (*IMITATION, "warm/Offline.trains='guide'")
+SHARED_IN_ROW, SHARED_ACROSS_ROWS = ("Learner.prefix_sharing='in_row'",), ("Learner.prefix_sharing='cross_row'",)
+MESHES = tuple((f"MeshShape.{axis}=2",) for axis in ("data", "fsdp", "tensor", "sequence"))
+# Of these the result does not depend
+LAYOUTS = (
+    *MESHES, SHARED_IN_ROW, SHARED_ACROSS_ROWS, ("Learner.micro_batch_tokens=64",), ("Learner.row_length=64",),
+    ("Learner.sequences_per_row=4",), ("Learner.logprob_chunk=8",), ("Learner.layers='unrolled'",),
+    ("Learner.logprobs='vocab_parallel'",), ("Sampler.slots=4",), ("Sampler.kv_layout='head_dim_major'",),
+    ("Sampler.prefill_chunk=4",), ("Sampler.max_batch_compactions=1",),
+)  # fmt: skip
+TOLERANCE = dict(rel_tol=2e-3, abs_tol=2e-5)
+CLOCK = ("time/", "host/")
 # (share of the configurations that have one of them, the alternatives)
 OPTIONS: tuple[tuple[float, tuple[tuple[str, ...], ...]], ...] = (
     (0.4, (
@@ -63,8 +86,8 @@ OPTIONS: tuple[tuple[float, tuple[tuple[str, ...], ...]], ...] = (
     )),
     (0.4, (("Online.lag=1",), ("Online.lag=2",))),
     (0.4, (("Learner.minibatches=2",), ("Learner.epochs=2",))),
-    (0.3, (("Learner.prefix_sharing='in_row'",), ("Learner.prefix_sharing='cross_row'",))),
-    (0.4, tuple((f"MeshShape.{axis}=2",) for axis in ("data", "fsdp", "tensor", "sequence"))),
+    (0.3, (SHARED_IN_ROW, SHARED_ACROSS_ROWS)),
+    (0.4, MESHES),
     (0.2, (("Online.critic='policy'",), ("Online.critic='policy'", "Online.critic_warmup=1"))),
     (0.2, (("Online.reset_reference_every=2",),)),
     (0.2, (("Config.eval=@Eval()", "Eval.prompts=4", "Eval.every=1", "Data.held_out_every=4"),)),
@@ -73,57 +96,98 @@ OPTIONS: tuple[tuple[float, tuple[tuple[str, ...], ...]], ...] = (
 )  # fmt: skip
 
 
-def draw(seed: int) -> tuple[list[str], int]:
-    """Returns the bindings of a configuration, and the step after which its second run is left."""
+def draw(seed: int, options: tuple[tuple[float, tuple[tuple[str, ...], ...]], ...] = OPTIONS) -> list[str]:
+    """Returns the bindings of a configuration."""
     rng = random.Random(seed)
     objective = rng.choice([name for name, row in ALGOS.items() if row.advantages is not None or row.pairs is not None])
     bindings = [f"Online.objective=@{objective}()"]
-    for share, alternatives in OPTIONS:
+    for share, alternatives in options:
         if rng.random() < share:
             bindings += rng.choice(alternatives)
-    return bindings, rng.randint(1, STEPS - 1)
+    return last_of_each(bindings)
 
 
-def compare(bindings: list[str], left_after: int, folder: pathlib.Path) -> str:
-    """Returns "same", "DIFFERENT" with the hashes that differ, or "refused" with the reason."""
-    given = dict(config="tiny", bindings=[*SMALL, *bindings])
+def last_of_each(bindings: Iterable[str]) -> list[str]:
+    """Returns the bindings without those of a field that a later one binds too."""
+    return list({binding.partition("=")[0]: binding for binding in bindings}.values())
+
+
+class Refused(Exception):
+    """jrl refuses a configuration, in words."""
+
+
+def train(bindings: list[str], run: pathlib.Path) -> None:
+    """Raises Refused before the run begins."""
     try:
-        jrl.train(**given, run=folder / "whole")
+        jrl.train("tiny", bindings, run=run)
     except (ConfigError, ValueError) as refusal:
-        if (folder / "whole" / "metrics.jsonl").exists():  # it had begun
+        if (run / "metrics.jsonl").exists():  # it had begun
             raise
-        return f"refused: {refusal}"
-    with contextlib.closing(jrl.steps(**given, run=folder / "left")) as steps:
+        raise Refused(str(refusal)) from None
+
+
+def resumed(seed: int, folder: pathlib.Path) -> Iterator[str]:
+    """Yields the bindings, then the hashes that differ."""
+    bindings = [*SMALL, *draw(seed)]
+    left_after = random.Random(seed).randint(1, STEPS - 1)
+    yield f"{' '.join(bindings[len(SMALL) :])}, left after {left_after}"
+    train(bindings, folder / "whole")
+    with contextlib.closing(jrl.steps("tiny", bindings, run=folder / "left")) as steps:
         for _ in range(left_after):
             next(steps)
-    jrl.train(**given, run=folder / "left")
-    whole, resumed = run_fingerprint(folder / "whole"), run_fingerprint(folder / "left")
-    different = [name for name in whole if whole[name] != resumed[name]]
-    return f"DIFFERENT: {', '.join(different)}" if different else "same"
+    jrl.train("tiny", bindings, run=folder / "left")
+    whole, left = run_fingerprint(folder / "whole"), run_fingerprint(folder / "left")
+    yield ", ".join(name for name in whole if whole[name] != left[name])
+
+
+def layouts(seed: int, folder: pathlib.Path) -> Iterator[str]:
+    """Yields the bindings and those of the other layout, then the metrics that differ, by step."""
+    of_layouts = (MESHES, (SHARED_IN_ROW, SHARED_ACROSS_ROWS))
+    bindings = draw(seed, tuple(option for option in OPTIONS if option[1] not in of_layouts))
+    first, second = random.Random(seed).sample(LAYOUTS, 2)
+    yield f"{' '.join(bindings)}, and with {' '.join(first + second)}"
+    train(last_of_each([*SMALL, *bindings, *first, *second]), folder / "other")
+    train([*SMALL, *bindings], folder / "one")
+    one, other = ([json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+                  for name in ("one", "other"))  # fmt: skip
+    yield ", ".join(
+        f"{name} of line {i}: {x.get(name)} and {y.get(name)}"
+        for i, (x, y) in enumerate(zip(one, other, strict=True), start=1)
+        for name in sorted(x.keys() | y.keys())
+        if not name.startswith(CLOCK) and not same(x.get(name, "nothing"), y.get(name, "nothing"))
+    )
+
+
+def same(x: Any, y: Any) -> bool:
+    numbers = isinstance(x, int | float) and isinstance(y, int | float)
+    return math.isclose(x, y, **TOLERANCE) if numbers else x == y
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=("resumed", "layouts"), default="resumed", help="the second run (resumed)")
     parser.add_argument("--count", type=int, default=20, help="configurations that are not refused (20)")
     parser.add_argument("--seed", type=int, default=0, help="of the first configuration (0); the next ones follow")
     asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
-    counts = dict.fromkeys(("same", "refused", "DIFFERENT"), 0)
-    seed = asked.seed
-    while counts["same"] + counts["DIFFERENT"] < asked.count:
-        bindings, left_after = draw(seed)
-        print(f"{seed}: {' '.join(bindings)}", flush=True)
+    compared, refused, different, seed = 0, 0, 0, asked.seed
+    while compared < asked.count:
         with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as silent:
-            with contextlib.redirect_stdout(silent):
-                outcome = compare(bindings, left_after, pathlib.Path(folder))
-        counts[outcome.partition(":")[0]] += 1
-        print(f"    {outcome}", flush=True)
+            outcomes = {"resumed": resumed, "layouts": layouts}[asked.what](seed, pathlib.Path(folder))
+            print(f"{seed}: {next(outcomes)}", flush=True)
+            try:
+                with contextlib.redirect_stdout(silent):
+                    difference = next(outcomes)
+                compared += 1
+                different += bool(difference)
+                print(f"    {f'DIFFERENT: {difference}' if difference else 'same'}", flush=True)
+            except Refused as refusal:
+                refused += 1
+                print(f"    refused: {refusal}", flush=True)
         seed += 1
-    print(
-        f"{counts['same']} resumed with the same bits, {counts['DIFFERENT']} did not; {counts['refused']} were refused"
-    )
-    sys.exit(1 if counts["DIFFERENT"] else 0)
+    print(f"{compared - different} the same, {different} different; {refused} were refused")
+    sys.exit(1 if different else 0)
 
 
 if __name__ == "__main__":
